@@ -1,0 +1,21 @@
+"""KVGroup: layers whose KV blocks live and die together. Plain values that the core, a graph and a backend share."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVKind = Literal["full", "window", "latent", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """One block table per group, so that windowed layers free what has left their window."""
+
+    kind: KVKind
+    layers: tuple[int, ...]  # model layer indices, in order
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0  # tokens; 0 for kind "full"
+
+    def bytes_per_token(self, element_size: int = 2) -> int:
+        """KV bytes of one token over all layers of the group (K and V)."""
+        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim * element_size
