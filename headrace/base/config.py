@@ -2,8 +2,8 @@
 
 Layers, strongest first: command-line flag, HEADRACE_<NAME> variable, TOML key, default. A flag is the field's name with
 dashes; a boolean field also has --no-<name>. Where vLLM has a flag for the same thing, the field has vLLM's name.
-Options of one command only (`bench`, `run`, ...) are further frozen dataclasses made of `option` fields: their variables
-are HEADRACE_<COMMAND>_<NAME> and their TOML keys stand in a table named after the command.
+Options of one command only (`bench`, `run`, ...) are further frozen dataclasses made of `option` fields: their
+variables are HEADRACE_<COMMAND>_<NAME> and their TOML keys stand in a table named after the command.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _COUNTS = {"": 1, "k": 1000, "m": 1_000_000, "ki": 1 << 10, "mi": 1 << 20}
 
 
 def option(default: Any, doc: str, **extra: Any) -> Any:
-    """A field with its doc line. `extra`: `choices`, `size` (accepts 512M), `count` (accepts 8k), `minimum`, `maximum`."""
+    """A field with its doc line. `extra`: `choices`, `size` (takes 512M), `count` (takes 8k), `minimum`, `maximum`."""
     return field(default=default, metadata={"doc": doc, **extra})
 
 
@@ -39,7 +39,10 @@ class Config:
     served_model_name: str = option("", "Name that the API shows; the model's own name when empty.")
     api_key: str = option("", "Key that clients send as a bearer token; several are separated by commas.", secret=True)
     max_model_len: int = option(
-        0, "Most tokens of prompt plus output per request; 0: what the model knows and memory holds.", count=True, minimum=0
+        0,
+        "Most tokens of prompt plus output per request; 0: what the model knows and memory holds.",
+        count=True,
+        minimum=0,
     )
     max_num_seqs: int = option(64, "Most sequences in one step.", count=True, minimum=1, maximum=4096)
     max_num_batched_tokens: int = option(
@@ -53,18 +56,22 @@ class Config:
         0, "Bytes of KV cache; 0: a safe share of what the machine or cgroup has free.", size=True, minimum=0
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV cache of equal prompt prefixes.")
-    chat_template: str = option("", "Path to a Jinja chat template, or the template itself, instead of the model's own.")
+    chat_template: str = option(
+        "", "Path to a Jinja chat template, or the template itself, instead of the model's own."
+    )
     generation_config: str = option(
         "auto", "auto: sampling defaults from generation_config.json; none: neutral ones.", choices=("auto", "none")
     )
     seed: int = option(0, "Base seed of requests that give none; 0 draws a fresh one per request.", minimum=0)
     backend: str = option("cpu", "cpu: own native kernels; fake: a token oracle for tests.", choices=("cpu", "fake"))
-    isa: str = option(
-        "auto", "Instruction set of the kernels.", choices=("auto", "reference", "avx2", "avx512")
+    isa: str = option("auto", "Instruction set of the kernels.", choices=("auto", "reference", "avx2", "avx512"))
+    threads: int = option(
+        0, "Compute threads; 0: min(affinity, cgroup quota, physical cores).", minimum=0, maximum=1024
     )
-    threads: int = option(0, "Compute threads; 0: min(affinity, cgroup quota, physical cores).", minimum=0, maximum=1024)
     shutdown_timeout: float = option(30.0, "Seconds that running requests get to finish at SIGTERM.", minimum=0)
-    keep_alive_interval: float = option(15.0, "Seconds of silence before a stream gets a keep-alive comment.", minimum=0.01)
+    keep_alive_interval: float = option(
+        15.0, "Seconds of silence before a stream gets a keep-alive comment.", minimum=0.01
+    )
     cache_dir: str = option("", "Folder of fetched models and measurements; empty: XDG_CACHE_HOME/headrace.")
     log_level: str = option("info", "Log level.", choices=("debug", "info", "warning", "error"))
     self_test: bool = option(True, "Measure prefill and decode speed once, on idle time after readiness.")
@@ -124,7 +131,16 @@ def _convert(kind: type, value: Any, metadata: Mapping[str, Any]) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
         if str(value).lower() not in words:
             raise ValueError(value)
         return words[str(value).lower()]

@@ -1,0 +1,101 @@
+"""Models from a Hugging Face hub, through huggingface_hub, which resumes, checks and caches by itself.
+
+A spec is `owner/name`, or `owner/name:FILE.gguf`, or `owner/name:QUANT` (say Q4_K_M) for a repository of GGUF files.
+Only what a text decoder needs is fetched; code that a repository may carry is never fetched, let alone run.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.base.errors import FetchError, ModelNotFoundError
+
+Progress = Callable[[str, int, int], None]
+
+_WANTED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_WANTED_TOO = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json")
+_GGUF_ORDER = ("Q4_K_M", "Q4_1", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "Q4_K_S", "BF16", "F16", "F32")
+
+
+def fetch_hub(spec: str, progress: Progress) -> Path:
+    """The local folder (safetensors) or file (GGUF) of a hub model.
+
+    Raises ModelNotFoundError when the hub has no such model, FetchError when it cannot be reached or lacks files.
+    """
+    from huggingface_hub import constants
+
+    repo, _, wanted = spec.partition(":")
+    files = _cached_files(repo) if constants.HF_HUB_OFFLINE else _list_files(repo)
+    gguf = [name for name in files if name.lower().endswith(".gguf")]
+    if wanted or (gguf and "config.json" not in files) or (gguf and not _safetensors(files)):
+        return _download(repo, [_choose_gguf(repo, gguf, wanted)], progress)[0]
+    weights = _safetensors(files)
+    if not weights or "config.json" not in files:
+        raise FetchError(f"{repo} holds neither GGUF files nor safetensors with a config.json")
+    names = [name for name in files if name in _WANTED + _WANTED_TOO] + weights
+    return _download(repo, names, progress)[0].parent
+
+
+def _safetensors(files: list[str]) -> list[str]:
+    return sorted(name for name in files if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", name))
+
+
+def _choose_gguf(repo: str, names: list[str], wanted: str) -> str:
+    whole = [name for name in names if not re.search(r"-\d{5}-of-\d{5}\.gguf$", name)]
+    if wanted:
+        matches = [name for name in whole if name == wanted or wanted.lower() in name.lower()]
+        if not matches:
+            raise ModelNotFoundError(f"{repo} has no GGUF file like {wanted!r}; it has {', '.join(whole) or 'none'}")
+        return min(matches, key=len)
+    for quant in _GGUF_ORDER:
+        for name in sorted(whole, key=len):
+            if quant.lower() in name.lower():
+                return name
+    if not whole:
+        raise FetchError(f"{repo} has only split GGUF files, which are not supported; name another repository")
+    return sorted(whole)[0]
+
+
+def _list_files(repo: str) -> list[str]:
+    from huggingface_hub import HfApi
+
+    try:
+        info = HfApi().model_info(repo)
+    except Exception as error:  # the library raises its own HTTP client's errors too
+        raise _translated(repo, error) from error
+    return [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _cached_files(repo: str) -> list[str]:
+    """What the hub's cache holds of the repository's newest snapshot, for HF_HUB_OFFLINE."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, local_files_only=True))
+    except Exception as error:
+        raise FetchError(f"{repo} is not in the hub cache and HF_HUB_OFFLINE is set") from error
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+
+def _download(repo: str, names: list[str], progress: Progress) -> list[Path]:
+    from huggingface_hub import hf_hub_download
+
+    paths = []
+    for index, name in enumerate(names):
+        progress(f"downloading {name}", index, len(names))
+        try:
+            paths.append(Path(hf_hub_download(repo, name)))
+        except Exception as error:
+            raise _translated(repo, error) from error
+    progress("downloading", len(names), len(names))
+    return paths
+
+
+def _translated(repo: str, error: Exception) -> FetchError | ModelNotFoundError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return FetchError(f"{repo} is gated: accept its licence on the hub and set HF_TOKEN")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFoundError(f"the hub has no model {repo} (or it is private and HF_TOKEN is not set)")
+    return FetchError(f"cannot fetch {repo} from the hub: {error}")
