@@ -45,6 +45,7 @@ struct PackedWeight {
   int32_t group;        // inputs per scale: 16 or 32 (kW8), 32 (kW4); 0 for float formats
   int32_t has_min;
   int32_t scale_f32;    // scales and mins stored as f32; else f16 (only where exact)
+  int32_t bits;         // kW8/kW4: bits of a stored unsigned value (4, 5, 6 or 8); without a min its zero is 1 << (bits - 1)
   int32_t interleave;   // 1: columns are gate/up pairs, 16 of each per panel
 };
 
