@@ -33,8 +33,11 @@ Progress = Callable[[str, int, int], None]  # (what, bytes done, bytes in all or
 
 _COPY_BYTES = 1 << 20
 _POLL_SECONDS = 0.1
+# pip, bound to the life of the process that started it (its first argument): a pip that outlived a killed fetch would
+# go on writing among the files of the next one.
 _PIP_THAT_DIES_WITH_US = (
-    "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
+    "import ctypes, os, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
+    "os.getppid() == int(sys.argv.pop(1)) or sys.exit(1);"
     "sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__')"
 )
 
@@ -172,8 +175,8 @@ def _pip_download(name: str, version: str, work: Path, report: Callable[[int], N
     """Downloads one wheel with pip. Bytes are watched in pip's own temporary folder, which is put inside `work`."""
     temporary = work / "tmp"
     temporary.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", _PIP_THAT_DIES_WITH_US, "download", "--no-deps", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(work), f"{name}=={version}"]
+    command = [sys.executable, "-c", _PIP_THAT_DIES_WITH_US, str(os.getpid()), "download", "--no-deps"]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--quiet", "--dest", str(work), f"{name}=={version}"]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
