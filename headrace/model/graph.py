@@ -5,13 +5,16 @@ counts its bytes and operations. A Graph holds no weights, only references to th
 
 Operations (inputs -> output; `T` tokens, `R` output rows):
     embed(input_ids[T]) -> [T, hidden]            weights (table,); attrs scale: float
-    rms_norm(x) -> x                              weights (gain,); attrs eps, head_dim (0: whole last axis; else each head apart)
+    rms_norm(x) -> x                              weights (gain,); attrs eps, head_dim (0: whole last axis; else each
+                                                  head apart)
     linear(x[.., K]) -> [.., N]                   weights (w[N, K],); bias; attrs softcap: float (0 off, head only)
-    rope(x[T, heads*head_dim]) -> same            attrs head_dim, rotary_dim, inv_freq: tuple[float, ...] (rotary_dim/2),
-                                                  scale: float. Half-split pairs (i, i + rotary_dim/2): checkpoints that
-                                                  interleave pairs are permuted by their WeightRef.transform.
-    attention(q, k, v) -> [T, heads*head_dim]     attrs kv_group, layer (index inside the group), num_heads, num_kv_heads,
-                                                  head_dim, scale, window (0: none), softcap (0: none), mask
+    rope(x[T, heads*head_dim]) -> same            attrs head_dim, rotary_dim, inv_freq: tuple[float, ...]
+                                                  (rotary_dim/2), scale: float (cos and sin are multiplied by it).
+                                                  Half-split pairs (i, i + rotary_dim/2): checkpoints that interleave
+                                                  pairs are permuted by their WeightRef.transform.
+    attention(q, k, v) -> [T, heads*head_dim]     attrs kv_group, layer (index inside the group), num_heads,
+                                                  num_kv_heads, head_dim, scale, window (0: none; else position p sees
+                                                  the keys in (p - window, p]), softcap (0: none), mask
     gated_mlp(x[T, K]) -> [T, intermediate]       weights (gate, up); attrs activation: "silu" | "gelu_tanh"
     add(x, y) -> x
     select_rows(x, output_rows) -> [R, hidden]
