@@ -99,3 +99,11 @@ def _translated(repo: str, error: Exception) -> FetchError | ModelNotFoundError:
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelNotFoundError(f"the hub has no model {repo} (or it is private and HF_TOKEN is not set)")
     return FetchError(f"cannot fetch {repo} from the hub: {error}")
+
+
+def hub_folder(repo: str) -> Path | None:
+    """Where the hub's cache keeps a repository, or None when it holds nothing of it."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repo.partition(':')[0].replace('/', '--')}"
+    return folder if folder.is_dir() else None

@@ -1,0 +1,29 @@
+"""`headrace pull MODEL`: fetch a model before it is needed."""
+
+import sys
+from collections.abc import Sequence
+
+from headrace.base.config import cache_dir
+from headrace.cli.options import Command, NoOptions, Positional, read
+from headrace.cli.progress import ProgressLine
+from headrace.model.catalog import find
+from headrace.model.fetch import resolve_model
+
+COMMAND = Command(
+    "pull",
+    "Fetch a model into the cache.",
+    NoOptions,
+    (Positional("model", "catalog name or hub id", required=True),),
+    ("model", "cache_dir"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = read(COMMAND, arguments)
+    entry = find(given.config.model)
+    if entry is not None and entry.licence_note:
+        print(entry.licence_note, file=sys.stderr)
+    with ProgressLine() as line:
+        resolved = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report)
+    print(resolved.path)
+    return 0
