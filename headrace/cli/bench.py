@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.config import option
 from headrace.base.errors import HeadraceError
-from headrace.bench.client import LoadError, Target
-from headrace.bench.load import Arrival, Run, Workload, run, served_model
-from headrace.bench.report import parse_goodput, parse_percentiles, summarize, table
 from headrace.cli.options import Command, read
 from headrace.cli.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from headrace.bench.load import Run
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ COMMAND = Command(
 
 def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
+    from headrace.bench.client import LoadError
+    from headrace.bench.report import parse_goodput, parse_percentiles, summarize, table
+
     own = given.own
     percentiles, goodput = parse_percentiles(own.metric_percentiles), parse_goodput(own.goodput)
     try:
@@ -66,7 +69,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if result["failed"] == 0 else 1
 
 
-async def _measure(own: BenchOptions, api_key: str) -> Run:
+async def _measure(own: BenchOptions, api_key: str) -> "Run":
+    from headrace.bench.client import Target
+    from headrace.bench.load import Arrival, Workload, run, served_model
+
     target = Target.parse(own.base_url, api_key)
     model = own.model or await served_model(target)
     shape: dict[str, Any] = {

@@ -1,0 +1,19 @@
+"""`headrace serve [MODEL]`: the server."""
+
+from collections.abc import Sequence
+
+from headrace.cli.options import Command, NoOptions, Positional, read
+
+COMMAND = Command(
+    "serve",
+    "Serve a model over an OpenAI-compatible API.",
+    NoOptions,
+    (Positional("model", "catalog name, path or hub id; smollm2-135m when absent"),),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = read(COMMAND, arguments)
+    from headrace.server.run import serve
+
+    return serve(given.config)
