@@ -111,8 +111,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], target: Target) -> None:
 
 
 def measure(target: Target, work: Work, repeat: int) -> dict[str, Any]:
+    model = asyncio.run(served_model(target))
+
     def workload(num_prompts: int, seed: int) -> Workload:
-        return Workload(num_prompts, work.input_len, work.output_len, work.range_ratio, 0, seed, False, True, "default")
+        return Workload(num_prompts, work.input_len, work.output_len, work.range_ratio, 0, seed, False, True, model)
 
     arrival = Arrival(float("inf"), work.concurrency)
     asyncio.run(run(target, workload(1, 10_000 + repeat), arrival, lambda done, total: None))
