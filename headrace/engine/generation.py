@@ -7,7 +7,11 @@ from headrace.core.request import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One user request: a tokenised prompt and how to continue it, `n` times."""
+    """One user request: a tokenised prompt and how to continue it, `n` times.
+
+    `params.seed` is the user's, or one drawn with `AsyncEngine.choose_seed()` when the user gave none.
+    `params` starts from `AsyncEngine.default_params`, which holds the model's sampling defaults and end-of-turn ids.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
