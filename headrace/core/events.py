@@ -5,6 +5,7 @@ Every event carries (source, epoch, sequence, monotonic ns). The epoch changes w
 """
 
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -36,3 +37,30 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int = 0
     of: int = 0
     detail: str = ""
+
+
+class EventDetails(TypedDict, total=False):
+    num_tokens: int
+    of: int
+    detail: str
+
+
+class EventRecorder:
+    """Numbers the events of one (source, epoch) and keeps them until `drain`. It has no clock: time is passed in."""
+
+    def __init__(self, source: str, epoch: int) -> None:
+        self.source = source
+        self.epoch = epoch
+        self._next_sequence = 0
+        self._events: list[Event] = []
+
+    def record(
+        self, kind: EventKind, time_ns: int, request_id: str = "", choice: int = 0, **details: Unpack[EventDetails]
+    ) -> None:
+        event = Event(kind, self.source, self.epoch, self._next_sequence, time_ns, request_id, choice, **details)
+        self._next_sequence += 1
+        self._events.append(event)
+
+    def drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events

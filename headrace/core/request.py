@@ -88,3 +88,12 @@ class Request:
         if position < len(self.prompt_token_ids):
             return self.prompt_token_ids[position]
         return self.output_token_ids[position - len(self.prompt_token_ids)]
+
+    def token_range(self, start: int, end: int) -> list[int]:
+        """Tokens [start, end) of prompt + output."""
+        split = len(self.prompt_token_ids)
+        if end <= split:
+            return self.prompt_token_ids[start:end]
+        if start >= split:
+            return self.output_token_ids[start - split : end - split]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - split]

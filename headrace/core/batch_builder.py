@@ -1,0 +1,199 @@
+"""Turns scheduled sequences into a `Batch`. All index arithmetic of a step is here.
+
+For a sequence with `c` computed tokens, `n` scheduled now and a prompt of `P` tokens, output rows are
+
+    positions [max(c, first_row), min(c + n, P - 1))   PROMPT_LOGPROBS: row p reports the logprob of prompt token p + 1
+    position  num_tokens - 1, if it is computed now    SAMPLE (unless nothing may be sampled)
+
+where first_row is the first position whose prompt logprob is still owed (P - 1 or more: none is).
+It decides nothing: which tokens to compute, which blocks to use and whether to sample are given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.core.batch import I32, Batch, OutputFlag, SamplingRows
+from headrace.core.kv_cache import BlockCopy
+from headrace.core.penalties import PenaltyHistory
+from headrace.core.request import Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    request: Request
+    num_scheduled_tokens: int
+    block_tables: tuple[I32, ...]  # one per KV group, covering every token up to the last scheduled one
+    first_row: int = 1 << 62  # see above; beyond the prompt: no prompt logprobs
+    samples: bool = True  # False for max_tokens = 0
+    history: PenaltyHistory | None = None
+
+    @property
+    def end(self) -> int:
+        return self.request.num_computed_tokens + self.num_scheduled_tokens
+
+    @property
+    def prompt_rows(self) -> range:
+        """Positions of PROMPT_LOGPROBS rows in this step."""
+        start = max(self.request.num_computed_tokens, self.first_row)
+        return range(start, max(start, min(self.end, self.request.num_prompt_tokens - 1)))
+
+    @property
+    def has_sample_row(self) -> bool:
+        return self.samples and self.end == self.request.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.prompt_rows) + self.has_sample_row
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of the output rows, while they are collected."""
+
+    indices: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    floats: list[tuple[float, ...]] = field(default_factory=list)  # temperature ... frequency_penalty
+    integers: list[tuple[int, ...]] = field(default_factory=list)  # top_k, choice, position, num_logprobs
+    seeds: list[int] = field(default_factory=list)
+    biases: list[dict[int, float]] = field(default_factory=list)
+    histories: list[PenaltyHistory | None] = field(default_factory=list)
+
+
+_NO_BIAS: dict[int, float] = {}
+_NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+
+
+def build_batch(
+    step_id: int, sequences: Sequence[ScheduledSequence], block_size: int, copies: Sequence[BlockCopy], vocab_size: int
+) -> Batch:
+    """The Batch of one step. Sequences keep their order; their rows are ascending within and across sequences."""
+    counts = np.array([sequence.num_scheduled_tokens for sequence in sequences], np.int32)
+    starts = np.array([sequence.request.num_computed_tokens for sequence in sequences], np.int32)
+    cu_seqlens = _cumulative(counts)
+    owner = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
+    positions = np.arange(cu_seqlens[-1], dtype=np.int32) - (cu_seqlens[:-1] - starts)[owner]
+    input_ids: list[int] = []
+    rows = _Rows()
+    for sequence, begin in zip(sequences, cu_seqlens.tolist(), strict=False):
+        request = sequence.request
+        input_ids.extend(request.token_range(request.num_computed_tokens, sequence.end))
+        _append_rows(rows, sequence, begin - request.num_computed_tokens)
+    num_groups = len(sequences[0].block_tables)
+    tables = tuple(_pad_tables([s.block_tables[g] for s in sequences]) for g in range(num_groups))
+    slots = tuple(_slots(table, owner, positions, block_size) for table in tables)
+    num_rows, num_seqs = len(rows.indices), len(sequences)
+    return Batch(
+        step_id=step_id,
+        input_ids=np.array(input_ids, np.int32),
+        token_source=np.full(len(input_ids), -1, np.int32),
+        positions=positions[np.newaxis],
+        cu_seqlens_q=cu_seqlens,
+        seq_lens=starts + counts,
+        adapter_ids=np.array([sequence.request.adapter_id for sequence in sequences], np.int32),
+        block_tables=tables,
+        slot_mapping=slots,
+        state_slots=np.full(num_seqs, -1, np.int32),
+        block_copies=np.array(copies, np.int32).reshape(len(copies), 3),
+        embed_rows=np.empty(0, np.int32),
+        embeds=np.empty((0, 0), np.float32),
+        output_rows=np.array(rows.indices, np.int32),
+        output_flags=np.array(rows.flags, np.uint8),
+        target_ids=np.array(rows.targets, np.int32),
+        num_draft_tokens=np.zeros(num_seqs, np.int32),
+        draft_token_ids=np.empty(0, np.int32),
+        sampling=_sampling(rows),
+        mask_row=np.full(num_rows, -1, np.int32),
+        mask_bits=np.empty((0, -(-vocab_size // 32)), np.int32),
+    )
+
+
+def _append_rows(rows: _Rows, sequence: ScheduledSequence, offset: int) -> None:
+    """`offset`: index in T of the sequence's position 0, were it in this step."""
+    request = sequence.request
+    params = request.params
+    for position in sequence.prompt_rows:
+        rows.indices.append(offset + position)
+        rows.flags.append(OutputFlag.PROMPT_LOGPROBS)
+        rows.targets.append(request.prompt_token_ids[position + 1])
+        rows.floats.append(_NEUTRAL)
+        rows.integers.append((0, request.choice, position + 1, params.prompt_logprobs or 0))
+        rows.seeds.append(params.seed)
+        rows.biases.append(_NO_BIAS)
+        rows.histories.append(None)
+    if not sequence.has_sample_row:
+        return
+    rows.indices.append(offset + request.num_tokens - 1)
+    rows.flags.append(OutputFlag.SAMPLE if params.logprobs is None else OutputFlag.SAMPLE | OutputFlag.LOGPROBS)
+    rows.targets.append(-1)
+    rows.floats.append(
+        (
+            params.temperature,
+            params.top_p,
+            params.min_p,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+    )
+    num_logprobs = -1 if params.logprobs is None else params.logprobs
+    rows.integers.append((params.top_k, request.choice, request.num_tokens, num_logprobs))
+    rows.seeds.append(params.seed)
+    rows.biases.append(_biases(params, request.num_output_tokens))
+    rows.histories.append(sequence.history)
+
+
+def _biases(params: SamplingParams, num_output_tokens: int) -> dict[int, float]:
+    """What is added to logits: the user's logit_bias, and -inf on the stop ids while min_tokens is not reached."""
+    forbids = num_output_tokens < params.min_tokens
+    if not forbids and not params.logit_bias:
+        return _NO_BIAS
+    biases = dict(params.logit_bias)
+    if forbids:
+        biases.update(dict.fromkeys(params.stop_token_ids, -np.inf))
+    return biases
+
+
+def _sampling(rows: _Rows) -> SamplingRows:
+    floats = np.array(rows.floats, np.float32).reshape(-1, 6).T.copy()
+    integers = np.array(rows.integers, np.int32).reshape(-1, 4).T.copy()
+    histories = [history for history in rows.histories if history is not None]
+    return SamplingRows(
+        temperature=floats[0],
+        top_p=floats[1],
+        min_p=floats[2],
+        repetition_penalty=floats[3],
+        presence_penalty=floats[4],
+        frequency_penalty=floats[5],
+        top_k=integers[0],
+        choice=integers[1],
+        position=integers[2],
+        num_logprobs=integers[3],
+        seed=np.array(rows.seeds, np.uint64),
+        bias_cu=_cumulative([len(biases) for biases in rows.biases]),
+        bias_ids=np.array([token for biases in rows.biases for token in biases], np.int32),
+        bias_values=np.array([value for biases in rows.biases for value in biases.values()], np.float32),
+        penalty_cu=_cumulative([0 if history is None else len(history.ids) for history in rows.histories]),
+        penalty_ids=np.concatenate([np.empty(0, np.int32), *(history.ids for history in histories)]),
+        penalty_counts=np.concatenate([np.empty(0, np.int32), *(history.counts for history in histories)]),
+    )
+
+
+def _cumulative(counts: Sequence[int] | I32) -> I32:
+    out = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def _pad_tables(tables: list[I32]) -> I32:
+    out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for row, table in zip(out, tables, strict=True):
+        row[: len(table)] = table
+    return out
+
+
+def _slots(table: I32, owner: I32, positions: I32, block_size: int) -> I32:
+    block: I32 = table[owner, positions // block_size]
+    return block * np.int32(block_size) + positions % np.int32(block_size)

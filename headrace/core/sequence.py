@@ -1,0 +1,65 @@
+"""Sequence: a Request inside the scheduler, and Family: the choices of one user request, which share its prompt."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from headrace.core.penalties import PenaltyHistory, uses_penalties
+from headrace.core.policy import Place
+from headrace.core.request import Request
+
+NO_ROW = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """`leader` computes the prompt; `followers` wait for it outside the queue and then share its KV blocks."""
+
+    members: dict[int, "Sequence"] = field(default_factory=dict)  # live ones, by choice
+    followers: deque["Sequence"] = field(default_factory=deque)
+    leader: "Sequence | None" = None
+    prompt_done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: Request
+    place: Place
+    family: Family
+    first_row: int = NO_ROW  # first prompt position whose logprob row is still owed; beyond the prompt: none
+    verified: bool = False  # its KV gave a finite row since it was last admitted
+    history: PenaltyHistory | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.stop_ids = frozenset(self.request.params.stop_token_ids)
+
+    def prepare(self) -> None:
+        """Makes what only a running sequence needs."""
+        if self.history is None and uses_penalties(self.request.params):
+            self.history = PenaltyHistory(self.request)
+
+    @property
+    def owes_prompt_rows(self) -> bool:
+        return self.first_row < self.request.num_prompt_tokens - 1
+
+    @property
+    def samples(self) -> bool:
+        return self.request.params.max_tokens > 0
+
+    @property
+    def goal(self) -> int:
+        """How many tokens must have KV for its next result: all known ones; without sampling, all but the last."""
+        return self.request.num_tokens if self.samples else self.request.num_prompt_tokens - 1
+
+    @property
+    def reusable(self) -> int:
+        """The most tokens that may come from the prefix cache: the next row that is owed must be computed."""
+        return min(self.goal - 1, self.first_row)
+
+    def wanted(self, tokens: int, rows: int) -> int:
+        """Tokens to compute next, given what is left of the step's token budget and output rows (at least 1 each)."""
+        computed = self.request.num_computed_tokens
+        want = min(self.goal - computed, tokens)
+        if self.owes_prompt_rows:
+            want = min(want, max(0, self.first_row - computed) + rows)
+        return want
