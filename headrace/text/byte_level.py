@@ -1,0 +1,73 @@
+"""Byte-level BPE: the alphabet that writes each byte as one printable character, and BPE tokenizers built from GGUF.
+
+The alphabet is GPT-2's: printable Latin-1 bytes stand for themselves, the others for the characters from U+0100 on.
+"""
+
+from collections.abc import Mapping
+
+import tokenizers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
+
+from headrace.base.errors import ModelFileError
+from headrace.text.gguf_vocab import GGUFVocab, TokenType
+from headrace.text.pretokenizers import PRETOKENIZERS
+
+
+def _alphabet() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    letters = {chr(byte): byte for byte in printable}
+    letters.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return letters
+
+
+BYTE_OF_LETTER: Mapping[str, int] = _alphabet()
+
+
+def letters_to_bytes(token: str) -> bytes:
+    """The bytes that a token of a byte-level vocabulary stands for.
+
+    Characters outside the alphabet, which only hand-added tokens have, stand for their own UTF-8 bytes.
+    """
+    try:
+        return bytes([BYTE_OF_LETTER[letter] for letter in token])
+    except KeyError:
+        return token.encode("utf-8", "replace")
+
+
+def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
+    """A `tokenizers` tokenizer for a GGUF "gpt2" vocabulary; it adds no begin or end token.
+
+    Raises ModelFileError when the pre-tokenizer is unknown or the merges do not fit the vocabulary.
+    """
+    pre = PRETOKENIZERS.get(vocab.pre or "default")
+    if pre is None:
+        raise ModelFileError(
+            path,
+            "tokenizer.ggml.pre",
+            f"unknown pre-tokenizer {vocab.pre!r}; guessing one would degrade answers silently. "
+            f"Known: {', '.join(sorted(PRETOKENIZERS))}",
+        )
+    ids = {text: i for i, text in enumerate(vocab.tokens)}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=ids, merges=_merges(vocab, ids, path), ignore_merges=pre.whole_words)
+    )
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    encode_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, encode_bytes])
+    control = vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
+    shown = vocab.ids_of(TokenType.USER_DEFINED)
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in shown])
+    return tokenizer
+
+
+def _merges(vocab: GGUFVocab, ids: Mapping[str, int], path: str) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for rank, merge in enumerate(vocab.merges):
+        space = merge.find(" ", 1)  # from 1: a token may itself begin with a space
+        left, right = merge[:space], merge[space + 1 :]
+        if space < 0 or left not in ids or right not in ids or left + right not in ids:
+            raise ModelFileError(path, f"tokenizer.ggml.merges[{rank}]", f"{merge!r} does not join two known tokens")
+        merges.append((left, right))
+    return merges
