@@ -145,6 +145,14 @@ class _Cursor:
         except UnicodeDecodeError:
             raise self.fail("is not UTF-8 text") from None
 
+    def name(self, kind: str, index: int) -> str:
+        """The key of a pair or the name of a tensor, which becomes the field that later errors name."""
+        self.field = f"{kind} {index}"
+        text = self.string()
+        if not text:
+            raise self.fail("is empty")
+        return text
+
     def strings(self, count: int) -> "StringArray":
         """`count` strings. A vocabulary has 262k of them: walk over the lengths now, decode when asked."""
         if count > (self.size - self.pos) // 8:
@@ -157,7 +165,7 @@ class _Cursor:
             for _ in range(count):
                 append(pos - begin)
                 pos += 8 + unpack(data, pos)[0]
-        except struct.error:  # a length led past the end of the file
+        except (struct.error, OverflowError):  # a length led past the end of the file
             raise self.fail(f"string {len(starts) - 1} of {count} runs past the end of the file") from None
         if pos > size:
             raise self.fail(f"string {count - 1} of {count} runs past the end of the file")
@@ -202,8 +210,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for index in range(count):
-        cursor.field = f"key of metadata pair {index}"
-        key = cursor.string()
+        key = cursor.name("key of metadata pair", index)
         if key in metadata:
             raise cursor.fail(f"{key!r} occurs twice")
         cursor.field = key
@@ -236,8 +243,7 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
     relative: dict[str, TensorInfo] = {}
     for index in range(count):
-        cursor.field = f"name of tensor {index}"
-        name = cursor.string()
+        name = cursor.name("name of tensor", index)
         if name in relative:
             raise cursor.fail(f"{name!r} occurs twice")
         cursor.field = name
