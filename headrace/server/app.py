@@ -45,7 +45,6 @@ def create_app(
         lifecycle=lifecycle,
         model_name=name,
         created=int(time.time()),
-        seed=config.seed,
         keep_alive_interval=config.keep_alive_interval,
         body_timeout=_BODY_TIMEOUT_S,
     )
@@ -140,6 +139,6 @@ def endpoints(service: Service, metrics: Metrics) -> list[Endpoint]:
             )
             for path in ("/readyz", "/health")
         ),
-        Endpoint("GET", "/metrics", partial(operations.metrics, metrics), "Prometheus metrics"),
+        Endpoint("GET", "/metrics", partial(operations.metrics, service, metrics), "Prometheus metrics"),
         Endpoint("GET", "/version", operations.version, "Version of the server", operations.Version),
     ]

@@ -45,7 +45,9 @@ async def readyz(service: Service, request: Request) -> Response:
     return json_response(body, 503, retry_headers(1.0))
 
 
-async def metrics(fold: Metrics, request: Request) -> Response:
+async def metrics(service: Service, fold: Metrics, request: Request) -> Response:
+    now = service.engine.gauges
+    fold.set_gauges(now.num_running, now.num_waiting, now.kv_blocks_used, now.kv_blocks_total)
     text = await asyncio.to_thread(fold.render)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -1,6 +1,5 @@
 """The sampling fields that chat and plain completions share, and their translation into `SamplingParams`."""
 
-import secrets
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -135,15 +134,8 @@ def sampling_params(
         **changes,
         max_tokens=max_tokens,
         logit_bias=tuple(bias.items()),
-        seed=_seed(service, fields.seed),
+        seed=service.engine.choose_seed() if fields.seed is None else fields.seed,
         stop_token_ids=tuple(dict.fromkeys((*stop_ids, *(fields.stop_token_ids or ())))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-
-
-def _seed(service: Service, given: int | None) -> int:
-    """The request's seed, else the server's, else a fresh one: a request always has one, so that it can be repeated."""
-    if given is not None:
-        return given
-    return service.seed or secrets.randbits(63)

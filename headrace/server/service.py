@@ -10,6 +10,7 @@ from headrace.base.config import Config, nearest
 from headrace.base.errors import ContextLengthError, EngineDeadError, NotFoundError, OverloadedError, RequestError
 from headrace.core.request import SamplingParams
 from headrace.engine.generation import Delta, EngineStatus, GenerationRequest
+from headrace.engine.messages import Gauges
 from headrace.server.lifecycle import Lifecycle
 
 _LOADING_RETRY_S = 2.0
@@ -43,6 +44,13 @@ class Engine(Protocol):
         """The model's own sampling defaults, with every id that ends a turn as `stop_token_ids`."""
         ...
 
+    def choose_seed(self) -> int:
+        """For a request that gave none."""
+        ...
+
+    @property
+    def gauges(self) -> Gauges: ...
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     async def encode_chat(
@@ -68,7 +76,6 @@ class Service:
     lifecycle: Lifecycle
     model_name: str
     created: int  # seconds since the epoch
-    seed: int  # base seed of requests that give none; 0 draws one per request
     keep_alive_interval: float  # seconds
     body_timeout: float  # seconds
 

@@ -11,6 +11,7 @@ from typing import Any
 from headrace.base.errors import RequestError
 from headrace.core.request import FinishReason, SamplingParams
 from headrace.engine.generation import Delta, EngineStatus, GenerationRequest, TokenInfo
+from headrace.engine.messages import Gauges
 
 END = 256  # the end-of-turn token
 
@@ -53,6 +54,13 @@ class FakeEngine:
 
     def default_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.7, top_k=40, stop_token_ids=(END,))
+
+    def choose_seed(self) -> int:
+        return 77
+
+    @property
+    def gauges(self) -> Gauges:
+        return Gauges(len(self.live), 0, len(self.live), 100)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))
