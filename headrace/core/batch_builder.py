@@ -23,6 +23,7 @@ from headrace.core.request import Request, SamplingParams
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     request: Request
+    start: int  # computed tokens before the step
     num_scheduled_tokens: int
     block_tables: tuple[I32, ...]  # one per KV group, covering every token up to the last scheduled one
     first_row: int = 1 << 62  # see above; beyond the prompt: no prompt logprobs
@@ -31,12 +32,12 @@ class ScheduledSequence:
 
     @property
     def end(self) -> int:
-        return self.request.num_computed_tokens + self.num_scheduled_tokens
+        return self.start + self.num_scheduled_tokens
 
     @property
     def prompt_rows(self) -> range:
         """Positions of PROMPT_LOGPROBS rows in this step."""
-        start = max(self.request.num_computed_tokens, self.first_row)
+        start = max(self.start, self.first_row)
         return range(start, max(start, min(self.end, self.request.num_prompt_tokens - 1)))
 
     @property
@@ -71,7 +72,7 @@ def build_batch(
 ) -> Batch:
     """The Batch of one step. Sequences keep their order; their rows are ascending within and across sequences."""
     counts = np.array([sequence.num_scheduled_tokens for sequence in sequences], np.int32)
-    starts = np.array([sequence.request.num_computed_tokens for sequence in sequences], np.int32)
+    starts = np.array([sequence.start for sequence in sequences], np.int32)
     cu_seqlens = _cumulative(counts)
     owner = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
     positions = np.arange(cu_seqlens[-1], dtype=np.int32) - (cu_seqlens[:-1] - starts)[owner]
@@ -79,8 +80,8 @@ def build_batch(
     rows = _Rows()
     for sequence, begin in zip(sequences, cu_seqlens.tolist(), strict=False):
         request = sequence.request
-        input_ids.extend(request.token_range(request.num_computed_tokens, sequence.end))
-        _append_rows(rows, sequence, begin - request.num_computed_tokens)
+        input_ids.extend(request.token_range(sequence.start, sequence.end))
+        _append_rows(rows, sequence, begin - sequence.start)
     num_groups = len(sequences[0].block_tables)
     tables = tuple(_pad_tables([s.block_tables[g] for s in sequences]) for g in range(num_groups))
     slots = tuple(_slots(table, owner, positions, block_size) for table in tables)

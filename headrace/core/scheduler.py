@@ -15,15 +15,16 @@ trusts requests: the border has validated them. The cost of a step does not depe
 
 import bisect
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from headrace.base.errors import HeadraceError
 from headrace.core.batch import Batch, StepResult
 from headrace.core.batch_builder import ScheduledSequence, build_batch
 from headrace.core.events import EventKind, EventRecorder
-from headrace.core.kv_cache import BlockCopy, KVCacheManager, PrefixMatch
+from headrace.core.kv_cache import KVCacheManager, PrefixMatch
 from headrace.core.outputs import ChoiceOutput, Gauges, StepOutputs, TokenLogprob
+from headrace.core.plan import Plan
 from headrace.core.policy import order
 from headrace.core.request import FinishReason, Request, RequestStatus
 from headrace.core.results import SequenceResult, split_result
@@ -48,17 +49,6 @@ class StepLimits:
     vocab_size: int
 
 
-@dataclass(slots=True)
-class _Plan:
-    """A step while it is put together: what is left of it and what is in it."""
-
-    tokens: int
-    rows: int
-    sequences: list[Sequence] = field(default_factory=list)
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-
-
 class _OutputDetails(TypedDict, total=False):
     logprobs: list[TokenLogprob] | None
     prompt_logprobs: list[TokenLogprob] | None
@@ -77,7 +67,7 @@ class Scheduler:
         self._families: dict[str, Family] = {}
         self._num_followers = 0
         self._outputs: list[ChoiceOutput] = []
-        self._step: _Plan | None = None
+        self._step: Plan | None = None
         self._next_step_id = 0
         self._next_ticket = 0
 
@@ -87,8 +77,8 @@ class Scheduler:
         """Takes the choices of one user request: same request_id, prompt and params; finished choices are left out.
 
         One that cannot be served gets an ERROR output, one that is complete already (resubmitted after a crash) its
-        finish reason; both come with the next `update` or `drain`. Prompt logprobs come once per user request, with the
-        outputs of whichever choice computes the prompt; a resubmitted request that has output had them before.
+        finish reason; both come with the next `update` or `drain`. The prompt is computed once, by the first choice.
+        Its logprobs go to every choice, before or with the first token; a resubmitted request with output had them.
         """
         request_id = choices[0].request_id
         if request_id in self._families:
@@ -147,7 +137,7 @@ class Scheduler:
         """The next step, which the caller must run and give to `update`; None when there is nothing to compute."""
         if self._step is not None:
             raise SchedulerError("a step is out: update comes before the next schedule")
-        plan = _Plan(self._limits.max_num_batched_tokens, self._limits.max_rows)
+        plan = Plan(self._limits.max_num_batched_tokens, self._limits.max_rows)
         if self._continue_running(plan, now_ns):
             self._admit_waiting(plan, now_ns)
         if not plan.scheduled:
@@ -158,7 +148,7 @@ class Scheduler:
         self.kv.begin_step(step_id)
         return batch
 
-    def _continue_running(self, plan: _Plan, now_ns: int) -> bool:
+    def _continue_running(self, plan: Plan, now_ns: int) -> bool:
         """Schedules running sequences, each with at least one token. False when blocks ran out."""
         calm = True
         index = 0
@@ -177,7 +167,7 @@ class Scheduler:
             index += 1
         return calm
 
-    def _admit_waiting(self, plan: _Plan, now_ns: int) -> None:
+    def _admit_waiting(self, plan: Plan, now_ns: int) -> None:
         reserved: list[int] | None = None
         while self.waiting and plan.tokens and plan.rows and len(self.running) < self.max_num_seqs:
             sequence = self.waiting.peek()
@@ -221,16 +211,20 @@ class Scheduler:
         if sequence.reusable > 0:
             self._record(EventKind.PREFIX_HIT, sequence, now_ns, match.num_tokens, request.num_tokens)
 
-    def _take(self, plan: _Plan, sequence: Sequence, num_tokens: int, now_ns: int) -> None:
+    def _take(self, plan: Plan, sequence: Sequence, num_tokens: int, now_ns: int) -> None:
         request = sequence.request
-        plan.copies.extend(self.kv.allocate(request, num_tokens))
+        copies = self.kv.allocate(request, num_tokens)
+        tables = self.kv.block_tables(request)
         scheduled = ScheduledSequence(
-            request, num_tokens, self.kv.block_tables(request), sequence.first_row, sequence.samples, sequence.history
+            request=request,
+            start=request.num_computed_tokens,
+            num_scheduled_tokens=num_tokens,
+            block_tables=tables,
+            first_row=sequence.first_row,
+            samples=sequence.samples,
+            history=sequence.history,
         )
-        plan.tokens -= num_tokens
-        plan.rows -= scheduled.num_rows
-        plan.sequences.append(sequence)
-        plan.scheduled.append(scheduled)
+        plan.take(sequence, scheduled, copies)
         self._record(EventKind.SCHEDULED, sequence, now_ns, num_tokens)
 
     def _preempt(self, sequence: Sequence, now_ns: int) -> None:
@@ -260,6 +254,17 @@ class Scheduler:
         self._recorder.record(EventKind.STEP, now_ns, num_tokens=batch.num_tokens, of=batch.num_seqs)
         return self.drain()
 
+    def fail_step(self, error: str, now_ns: int) -> StepOutputs:
+        """The backend could not run the step that is out: the sequences in it fail with `error`, all others go on."""
+        plan, self._step = self._step, None
+        if plan is None:
+            raise SchedulerError("no step is out")
+        self.kv.end_step(self._next_step_id - 1)
+        for sequence in plan.sequences:
+            if sequence.request.status is RequestStatus.RUNNING:
+                self._fail(sequence, error, now_ns)
+        return self.drain()
+
     def _apply(self, sequence: Sequence, scheduled: ScheduledSequence, part: SequenceResult, now_ns: int) -> None:
         request = sequence.request
         if not part.finite:
@@ -271,6 +276,7 @@ class Scheduler:
         if part.num_rows:
             self.kv.commit(request)
             sequence.verified = True
+        sequence.family.prompt_logprobs.extend(part.prompt_logprobs or ())
         self._share_prompt(sequence, now_ns)
         token_ids, reason = self._accept(sequence, part.token_ids, now_ns)
         if token_ids or reason or part.prompt_logprobs:
@@ -312,8 +318,7 @@ class Scheduler:
         """The next follower that is not complete already becomes the leader; `first_row` is what is owed by then."""
         family.leader = None
         while family.followers and family.leader is None:
-            sequence = family.followers.popleft()
-            self._num_followers -= 1
+            sequence = self._next_follower(family)
             sequence.first_row = first_row
             if self._enqueue(sequence, now_ns):
                 family.leader = sequence
@@ -325,8 +330,15 @@ class Scheduler:
             return
         family.prompt_done = True
         while family.followers:
-            self._num_followers -= 1
-            self._enqueue(family.followers.popleft(), now_ns)
+            self._enqueue(self._next_follower(family), now_ns)
+
+    def _next_follower(self, family: Family) -> Sequence:
+        """Takes it out of its place, and gives it what the leader learned about the prompt."""
+        self._num_followers -= 1
+        sequence = family.followers.popleft()
+        if family.prompt_logprobs:
+            self._output(sequence, [], None, prompt_logprobs=list(family.prompt_logprobs))
+        return sequence
 
     def _enqueue(self, sequence: Sequence, now_ns: int) -> bool:
         """Puts a new sequence into the queue, unless it ends here: complete already, or impossible."""

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from headrace.core.outputs import TokenLogprob
 from headrace.core.penalties import PenaltyHistory, uses_penalties
 from headrace.core.policy import Place
 from headrace.core.request import Request
@@ -18,6 +19,7 @@ class Family:
     followers: deque["Sequence"] = field(default_factory=deque)
     leader: "Sequence | None" = None
     prompt_done: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # so far, for the followers
 
 
 @dataclass(slots=True, eq=False)
