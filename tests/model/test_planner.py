@@ -1,0 +1,63 @@
+"""Counting a graph against counting by hand, and fitting contexts into memory."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.kv_group import KVGroup
+from headrace.model.checkpoint import open_checkpoint
+from headrace.model.decoder import build_graph
+from headrace.model.planner import equal_blocks, kv_bytes, largest_context, measure_graph
+
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+FULL = KVGroup("full", (0, 1), 2, 64)
+WINDOW = KVGroup("window", (2, 3, 4), 2, 64, 100)
+
+
+def test_a_llama_counted_by_hand() -> None:
+    checkpoint = open_checkpoint(TINY / "llama3")
+    size = measure_graph(build_graph(checkpoint.config, checkpoint))
+    layer = 64 * 64 + 32 * 64 * 2 + 64 * 64 + 3 * 96 * 64
+    head = 160 * 64
+    assert size.parameters == 2 * layer + 2 * head + 5 * 64
+    assert size.weight_bytes == 2 * size.parameters  # all bf16
+    assert size.bytes_by_format == {"BF16": size.weight_bytes}
+    assert size.operations_per_token == 2 * 2 * layer
+    assert size.operations_per_row == 2 * head
+    assert size.attention_operations == (2 * 2 * 2 * 4 * 16,)
+    assert size.kv_bytes_per_token == (2 * 2 * 2 * 16 * 2,)
+
+
+def test_a_tied_head_counts_its_bytes_once_and_its_work_still() -> None:
+    checkpoint = open_checkpoint(TINY / "gemma3")
+    size = measure_graph(build_graph(checkpoint.config, checkpoint))
+    stored = (TINY / "gemma3" / "model.safetensors").stat().st_size
+    assert 0 < stored - size.weight_bytes < 20_000  # the header
+    assert size.operations_per_row == 2 * 160 * 64
+    assert size.kv_bytes_per_token == (2 * 32 * 2, 6 * 2 * 32 * 2)
+
+
+def test_windowed_layers_stop_growing() -> None:
+    per_block = (FULL.bytes_per_token() * 32, WINDOW.bytes_per_token() * 32)
+    assert kv_bytes((FULL, WINDOW), 1, 32) == sum(per_block)
+    assert kv_bytes((FULL, WINDOW), 64, 32) == 2 * sum(per_block)
+    assert kv_bytes((FULL, WINDOW), 32 * 100, 32) == 100 * per_block[0] + 5 * per_block[1]
+
+
+@given(st.integers(0, 1 << 22), st.sampled_from([16, 32]), st.integers(1, 5000))
+def test_largest_context_is_the_largest(memory: int, block_size: int, limit: int) -> None:
+    groups = (FULL, WINDOW)
+    tokens = largest_context(groups, memory, block_size, limit)
+    assert 0 <= tokens <= limit
+    assert kv_bytes(groups, tokens, block_size) <= memory
+    assert tokens == limit or kv_bytes(groups, tokens + 1, block_size) > memory
+
+
+def test_equal_blocks_share_the_memory() -> None:
+    memory = 10_000_000
+    full, window = equal_blocks((FULL, WINDOW), memory, 32)
+    assert full == window
+    block = (FULL.bytes_per_token() + WINDOW.bytes_per_token()) * 32
+    assert full * block <= memory < (full + 1) * block
+    assert equal_blocks((FULL,), -5, 32) == (0,)
