@@ -74,7 +74,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     finish_reason: str | None = None
     logprobs: list[TokenLogprob] | None = None  # parallel to token_ids
-    prompt_logprobs: list[TokenLogprob] | None = None  # the next prompt positions, in order; the first covers prompt token 1
+    prompt_logprobs: list[TokenLogprob] | None = None  # the next prompt positions; the first is prompt token 1
     num_cached_tokens: int = 0
     error: str | None = None  # set with finish_reason "error"
 
@@ -100,6 +100,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     block_size: int
     vocab_size: int
     summary: dict[str, str]
+    num_blocks: int = 0  # KV blocks of all groups
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

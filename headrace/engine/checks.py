@@ -1,0 +1,73 @@
+"""The last word on what may reach an engine, whichever surface it came through: HTTP or the in-process `LLM`.
+
+The core trusts what passes here. Surfaces check their own fields earlier and in their own words; this is where a value
+that they let through is still refused, so that a second surface cannot open a hole that the first one closed.
+"""
+
+import math
+
+from headrace.base.errors import ContextLengthError, RequestError
+from headrace.core.limits import Limits
+from headrace.core.request import SamplingParams
+from headrace.engine.generation import GenerationRequest
+
+LIMITS = Limits()
+_MAX_SEED = (1 << 64) - 1
+
+
+def check_generation(request: GenerationRequest, max_model_len: int, vocab_size: int) -> None:
+    """Raises RequestError naming the parameter, or ContextLengthError with both numbers."""
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        bad = next(token_id for token_id in prompt if not 0 <= token_id < vocab_size)
+        raise RequestError(f"token id {bad} is outside the model's vocabulary of {vocab_size}", param="prompt")
+    _within("n", request.n, 1, LIMITS.max_n)
+    _within("stop", len(request.stop), 0, LIMITS.max_stop)
+    if any(not 0 < len(stop) <= LIMITS.max_stop_length for stop in request.stop):
+        raise RequestError(f"a stop string has 1 to {LIMITS.max_stop_length} characters", param="stop")
+    check_params(request.params, vocab_size)
+    _check_context(len(prompt), request.params.max_tokens, max_model_len)
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError naming the parameter."""
+    _within("max_tokens", params.max_tokens, 0)
+    _within("min_tokens", params.min_tokens, 0, params.max_tokens)
+    _within("temperature", params.temperature, 0, LIMITS.max_temperature)
+    _within("top_k", params.top_k, 0)
+    _within("min_p", params.min_p, 0, 1)
+    _within("top_p", params.top_p, 0, 1)
+    _within("repetition_penalty", params.repetition_penalty, 0, LIMITS.max_repetition_penalty)
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(params, name) == 0:
+            raise RequestError(f"{name} must be above 0", param=name)
+    _within("presence_penalty", params.presence_penalty, -2, 2)
+    _within("frequency_penalty", params.frequency_penalty, -2, 2)
+    _within("seed", params.seed, 0, _MAX_SEED)
+    _within("logit_bias", len(params.logit_bias), 0, LIMITS.max_logit_bias)
+    for token_id, bias in params.logit_bias:
+        _within("logit_bias", token_id, 0, vocab_size - 1)
+        _within("logit_bias", bias, -LIMITS.max_logit_bias_value, LIMITS.max_logit_bias_value)
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None:
+            _within(name, count, 0, LIMITS.max_logprobs)
+
+
+def _within(name: str, value: float, low: float, high: float = math.inf) -> None:
+    if not low <= value <= high or not math.isfinite(value):
+        allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+        raise RequestError(f"{name} is {value}, allowed: {allowed}", param=name)
+
+
+def _check_context(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
+    """Nothing is ever cut to fit. A prompt that is only scored (max_tokens 0) may fill the context."""
+    total = num_prompt_tokens + max_tokens
+    if total > max_model_len:
+        raise ContextLengthError(
+            f"the context holds {max_model_len} tokens, but {total} are asked for: {num_prompt_tokens} in the prompt "
+            f"and {max_tokens} to generate",
+            param="prompt" if num_prompt_tokens >= max_model_len else "max_tokens",
+            code="context_length_exceeded",
+        )

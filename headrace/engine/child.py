@@ -1,0 +1,213 @@
+"""One life of the engine process, as its parent sees it: started, spoken to, watched, ended.
+
+Two pipes carry life and one zmq socket carries messages (`engine.link` draws them). The socket lies in a 0700 folder and
+its path is removed as soon as both ends are connected, so that nobody else can connect and nothing is left on disk,
+however the two processes end. Knows no requests and never restarts anything.
+Everything here runs on the event loop's thread; the child's death is reported once, by `on_death`.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import zmq
+
+import headrace
+from headrace.base.config import child_environment
+from headrace.engine.link import BEAT_BYTES, Job, open_socket
+from headrace.engine.messages import Failed, FromEngine, Loading, Ready, Shutdown, ToEngine
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When a process that is still there counts as hung. Loading is not watched: it has no natural pace.
+
+    Silence is counted in our own ticks, so that a pause of the whole machine or container is nobody's fault.
+    """
+
+    silence_s: float = 10.0  # no beat: the whole process stands still
+    step_s: float = 600.0  # beats, but one step never ends
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between beats, and between looks at them."""
+        return min(1.0, self.silence_s / 4)
+
+
+class EngineProcess:
+    def __init__(
+        self,
+        job: Job,
+        on_message: Callable[[FromEngine], None],
+        on_death: Callable[[str], None],
+        watch: Watch,
+    ) -> None:
+        self._job = job
+        self._on_message = on_message
+        self._on_death = on_death
+        self._watch = watch
+        self._loop = asyncio.get_running_loop()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._ended = False
+        self._ready = False
+        self._stopping = False
+        self._failure = ""
+        self._silent_ticks = 0
+        self._step_ns = 0
+        self._gone = asyncio.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self._context = zmq.Context()
+        self._socket = open_socket(self._context)
+        self._socket.bind(f"ipc://{self._folder}/socket")
+        self._socket_fd = int(self._socket.getsockopt(zmq.FD))
+        self._life, life_write = os.pipe()
+        os.set_blocking(self._life, False)
+        try:
+            self._process = self._spawn(life_write)
+        except BaseException:
+            os.close(self._life)
+            self._close_socket()
+            raise
+        finally:
+            os.close(life_write)
+        self._loop.add_reader(self._life, self._on_life)
+        self._loop.add_reader(self._socket_fd, self._on_socket)
+        self._timer = self._loop.call_later(watch.interval_s, self._check_pulse)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: ToEngine) -> None:
+        """Queues a message; what a dying process no longer reads is lost."""
+        if self._ended:
+            return
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        # zmq reports readiness by edges, and a send may consume one.
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._on_socket)
+
+    async def stop(self, grace_s: float) -> None:
+        """Asks the process to leave and waits until it is gone; after `grace_s` it is killed. Reports no death."""
+        self._stopping = True
+        self.send(Shutdown())
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._gone.wait()
+        except TimeoutError:
+            self.kill()
+            await self._gone.wait()
+
+    def kill(self) -> None:
+        if not self._ended:
+            self._process.kill()
+
+    def _spawn(self, life_write: int) -> subprocess.Popen[bytes]:
+        arguments = [f"--socket={self._folder}/socket", f"--life={life_write}", f"--parent={os.getpid()}"]
+        arguments.append(f"--beat={self._watch.interval_s}")
+        home = str(Path(headrace.__file__).parents[1])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "headrace.engine.process", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(life_write,),
+            env=child_environment(PYTHONPATH=os.pathsep.join(path for path in [*sys.path, home] if path)),
+            process_group=0,  # Ctrl-C in a terminal is for the parent, which decides what becomes of the engine
+        )
+        if process.stdin is None:
+            raise RuntimeError("the engine process was started without its standard input")
+        # Keys and templates are of no use to the engine.
+        job = Job(replace(self._job.config, api_key="", chat_template=""), self._job.model_path, self._job.epoch)
+        with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _on_socket(self) -> None:
+        while not self._ended:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.DecodeError as error:
+                self._failure = f"the engine process sent what is no message: {error}"
+                self.kill()
+                return
+            self._take(message)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Loading):
+            shutil.rmtree(self._folder, ignore_errors=True)  # connected: the path has done its work
+        elif isinstance(message, Ready):
+            self._ready = True
+            self._silent_ticks = 0
+        elif isinstance(message, Failed):
+            self._failure = message.error
+        self._on_message(message)
+
+    def _on_life(self) -> None:
+        data = os.read(self._life, _READ_BYTES)
+        if not data:
+            self._end()
+            return
+        self._silent_ticks = 0
+        if len(data) >= BEAT_BYTES:
+            self._step_ns = int.from_bytes(data[-BEAT_BYTES:], "little")
+
+    def _check_pulse(self) -> None:
+        self._silent_ticks += 1
+        silence_s = self._silent_ticks * self._watch.interval_s
+        if self._ready and silence_s > self._watch.silence_s:
+            self._hung(f"the engine process has shown no sign of life for {silence_s:g} s")
+        elif self._ready and self._step_ns > self._watch.step_s * 1e9:
+            self._hung(f"one step of the engine has run for {self._step_ns / 1e9:.0f} s")
+        else:
+            self._timer = self._loop.call_later(self._watch.interval_s, self._check_pulse)
+
+    def _hung(self, problem: str) -> None:
+        self._failure = f"{problem}; it was killed"
+        self.kill()
+
+    def _close_socket(self) -> None:
+        self._socket.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        """The process is gone or going: nothing but it holds the life pipe."""
+        self._on_socket()  # what it sent before it died still counts
+        self._ended = True
+        self._loop.remove_reader(self._life)
+        self._loop.remove_reader(self._socket_fd)
+        self._timer.cancel()
+        os.close(self._life)
+        self._process.kill()
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._close_socket()
+        self._gone.set()
+        if not self._stopping:
+            self._on_death(self._failure or _describe_exit(code, self._ready))
+
+
+def _describe_exit(code: int, was_ready: bool) -> str:
+    when = "" if was_ready else " while it was loading the model"
+    if code >= 0:
+        return f"the engine process ended with status {code}{when}"
+    hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+    return f"the engine process was killed by {signal.Signals(-code).name}{when}{hint}"

@@ -1,0 +1,147 @@
+"""From a Config to a running engine: model file, graph, sizes, backend, scheduler. The only place that assembles them.
+
+`find_model` runs in the API process, `launch` in the engine process (or in place, for `LLM`). Imports that only one
+backend needs stand in the function that needs them: they decide how fast an engine starts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.backend.base import Backend, BackendSpec
+from headrace.base.clock import Clock
+from headrace.base.config import Config, cache_dir
+from headrace.core.events import EventRecorder
+from headrace.core.kv_cache import KVCacheManager
+from headrace.core.kv_group import KVGroup
+from headrace.core.scheduler import Scheduler, StepLimits
+from headrace.engine.engine import Engine
+from headrace.engine.memory import available_memory, show_bytes
+from headrace.engine.messages import Ready
+from headrace.engine.sizing import Demand, Sizes, size_kv
+
+Report = Callable[[str, float], None]  # what loading is doing, and the fraction done
+
+_MIN_ROWS = 64  # output rows of a step: prompt logprobs ask for more than one per sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    engine: Engine
+    recorder: EventRecorder
+    ready: Ready
+    identity: str  # of model, machine and settings: what a measured speed belongs to
+
+
+def find_model(config: Config, report: Report) -> Path:
+    """The model's path on this machine, fetched when needed. Raises ModelNotFoundError or FetchError."""
+    if config.backend == "fake":
+        return Path("fake")
+    from headrace.model.fetch import resolve_model
+
+    def progress(what: str, done: int, total: int) -> None:
+        report(what, done / total if total else 0.0)
+
+    return resolve_model(config.model, cache_dir(config.cache_dir), progress).path
+
+
+def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report) -> Launched:
+    """Loads the model and gives an engine that is ready for its first message.
+
+    Raises ModelFileError, ModelTooLargeError or ConfigError.
+    """
+    built = _fake(config) if config.backend == "fake" else _cpu(config, path, report)
+    backend, sizes = built.backend, built.sizes
+    spec = backend.spec
+    limits = StepLimits(
+        spec.max_seqs, spec.max_tokens, spec.max_rows, min(spec.max_model_len, sizes.max_model_len), spec.vocab_size
+    )
+    kv = KVCacheManager(spec.kv_groups, spec.num_blocks, spec.block_size, config.enable_prefix_caching)
+    recorder = EventRecorder("engine", epoch)
+    scheduler = Scheduler(limits, kv, recorder)
+    ready = Ready(
+        max_model_len=scheduler.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        num_kv_tokens=sizes.num_kv_tokens,
+        block_size=spec.block_size,
+        vocab_size=spec.vocab_size,
+        summary={**built.summary, **_size_summary(config, sizes)},
+        num_blocks=sum(spec.num_blocks),
+    )
+    return Launched(Engine(scheduler, backend, clock), recorder, ready, built.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    backend: Backend
+    sizes: Sizes
+    summary: dict[str, str]
+    identity: str
+
+
+def _fake(config: Config) -> _Built:
+    from headrace.engine import fake_model
+
+    groups = fake_model.fake_groups()
+    sizes = size_kv(groups, fake_model.MAX_POSITION, 0, available_memory(), _demand(config))
+    backend = fake_model.fake_backend(_spec(config, groups, sizes, fake_model.VOCAB_SIZE))
+    return _Built(backend, sizes, {"model": "none: a token oracle for tests (--backend fake)"}, "fake")
+
+
+def _cpu(config: Config, path: Path, report: Report) -> _Built:
+    from headrace.backend.cpu import CpuBackend
+    from headrace.model.checkpoint import open_checkpoint
+    from headrace.model.decoder import build_graph
+    from headrace.model.planner import measure_graph
+
+    report("reading the model", 0.0)
+    checkpoint = open_checkpoint(path)
+    try:
+        graph = build_graph(checkpoint.config, checkpoint)
+        size = measure_graph(graph)
+        sizes = size_kv(
+            graph.kv_groups, checkpoint.config.max_position, size.weight_bytes, available_memory(), _demand(config)
+        )
+        spec = _spec(config, graph.kv_groups, sizes, checkpoint.config.vocab_size)
+        backend = CpuBackend(graph, checkpoint, spec, threads=config.threads, isa=config.isa)
+    finally:
+        checkpoint.close()
+    formats = ", ".join(f"{show_bytes(count)} {name}" for name, count in size.bytes_by_format.items())
+    summary = {
+        "model": f"{checkpoint.config.name} ({checkpoint.config.family}, {size.parameters / 1e6:,.0f} M parameters)",
+        "weights": f"{show_bytes(size.weight_bytes)} ({formats}) from {path}",
+    }
+    return _Built(backend, sizes, summary, f"{path}:{size.weight_bytes}")
+
+
+def _demand(config: Config) -> Demand:
+    return Demand(
+        config.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.kv_cache_memory,
+        config.block_size,
+    )
+
+
+def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size: int) -> BackendSpec:
+    return BackendSpec(
+        kv_groups=groups,
+        num_blocks=sizes.num_blocks,
+        block_size=config.block_size,
+        vocab_size=vocab_size,
+        max_tokens=config.max_num_batched_tokens,
+        max_rows=min(config.max_num_batched_tokens, max(config.max_num_seqs, _MIN_ROWS)),
+        max_seqs=config.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def _size_summary(config: Config, sizes: Sizes) -> dict[str, str]:
+    held = f"{show_bytes(sizes.kv_bytes)} for {sizes.num_kv_tokens:,} tokens in blocks of {config.block_size}"
+    reuse = "equal prefixes are reused" if config.enable_prefix_caching else "no prefix reuse"
+    return {
+        "KV cache": f"{held}; {reuse} ({sizes.kv_reason})",
+        "context": f"{sizes.max_model_len:,} tokens ({sizes.context_reason})",
+        "step": f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens",
+    }
