@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +23,7 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: str
     phase: str = ""
-    progress: float = 0.0  # 0..1
+    progress: float | UnsetType = UNSET  # 0..1
     error: str = ""
 
 
@@ -41,7 +42,8 @@ async def readyz(service: Service, request: Request) -> Response:
         return json_response(Readiness("draining"), 503, retry_headers(1.0))
     if status.state == "ready":
         return json_response(Readiness("ready"))
-    body = Readiness(status.state, status.phase, round(status.fraction, 4), status.error)
+    progress = round(status.fraction, 4) if status.state == "loading" else UNSET
+    body = Readiness(status.state, status.phase, progress, status.error)
     return json_response(body, 503, retry_headers(1.0))
 
 
