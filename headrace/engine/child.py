@@ -1,7 +1,7 @@
 """One life of the engine process, as its parent sees it: started, spoken to, watched, ended.
 
-Two pipes carry life and one zmq socket carries messages (`engine.link` draws them). The socket lies in a 0700 folder and
-its path is removed as soon as both ends are connected, so that nobody else can connect and nothing is left on disk,
+Two pipes carry life and one zmq socket carries messages (`engine.link` draws them). The socket lies in a 0700 folder
+and its path is removed as soon as both ends are connected, so that nobody else can connect and nothing is left on disk,
 however the two processes end. Knows no requests and never restarts anything.
 Everything here runs on the event loop's thread; the child's death is reported once, by `on_death`.
 """

@@ -28,7 +28,7 @@ class ChoiceStream:
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
         self._min_tokens = request.params.min_tokens
-        self._detokenizer = Detokenizer(tokenizer, request.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, request.skip_special_tokens, request.prompt_token_ids)
         self._matcher = StopMatcher(request.stop, request.include_stop_str_in_output) if request.stop else None
         self._prompt_logprobs: list[TokenInfo] = []
         self._num_cached_tokens = 0
