@@ -110,23 +110,23 @@ def check_config(path: Path, config: ModelConfig) -> ModelConfig:
 
 def _check_scaling(path: Path, config: ModelConfig) -> None:
     scaling = config.rope_scaling
-    if scaling.kind != "none" and not 0 < scaling.factor < 1e6:
+    if scaling.kind != "none" and not 1e-3 <= scaling.factor <= 1e6:
         raise ModelFileError(path, "rope_scaling.factor", f"is {scaling.factor}, not a sensible factor")
     if scaling.kind in ("llama3", "yarn"):
         if not 0 < scaling.original_max_position <= 1 << 30:
             problem = f"is {scaling.original_max_position}; {scaling.kind} scaling needs the trained context"
             raise ModelFileError(path, "rope_scaling.original_max_position", problem)
-        if not 0 < scaling.attention_factor < 100:
+        if not 1e-3 <= scaling.attention_factor <= 100:
             raise ModelFileError(path, "rope_scaling.attention_factor", f"is {scaling.attention_factor}")
-    if scaling.kind == "llama3" and not 0 < scaling.low_freq_factor < scaling.high_freq_factor < 1e6:
+    if scaling.kind == "llama3" and not 1e-3 <= scaling.low_freq_factor < scaling.high_freq_factor <= 1e6:
         problem = f"{scaling.low_freq_factor} is not below high_freq_factor {scaling.high_freq_factor}"
         raise ModelFileError(path, "rope_scaling.low_freq_factor", problem)
-    if scaling.kind == "yarn" and not 0 < scaling.beta_slow <= scaling.beta_fast < 1e6:
+    if scaling.kind == "yarn" and not 1e-3 <= scaling.beta_slow <= scaling.beta_fast <= 1e6:
         problem = f"{scaling.beta_slow} is not below beta_fast {scaling.beta_fast}"
         raise ModelFileError(path, "rope_scaling.beta_slow", problem)
     if config.rope_factors:
         if len(config.rope_factors) != config.head_dim // 2:
             problem = f"has {len(config.rope_factors)} values, the heads have {config.head_dim // 2} frequencies"
             raise ModelFileError(path, "rope_freqs.weight", problem)
-        if not all(0 < factor < 1e6 for factor in config.rope_factors):
-            raise ModelFileError(path, "rope_freqs.weight", "holds a divisor that is not positive and finite")
+        if not all(1e-3 <= factor <= 1e6 for factor in config.rope_factors):
+            raise ModelFileError(path, "rope_freqs.weight", "holds a divisor outside 0.001 to 1e6")

@@ -1,7 +1,7 @@
 """Graph and checkpoint against transformers, with no kernel in between: the NumPy executor runs the graph.
 
-Tolerances are those of float32 arithmetic on the golden's side (our side is float64 for the tiny models): logits have a
-standard deviation of 0.2 to 2 there, 3 to 5 in the real model.
+Tolerances are those of float32 arithmetic (the tiny models run in float64 on our side). Logits have a standard deviation
+of 0.2 to 2 in the tiny models and 4 to 8 in the real one; measured differences are at most 1.2e-5 and 7e-5.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from headrace.model.decoder import build_graph
 from headrace.model.graph import Graph, WeightRef
 
 TINY_RULE = {"tolerance": 1e-4, "margin": 1e-4, "max_flips": 0}
-REAL_RULE = {"tolerance": 2e-3, "margin": 2e-3, "max_flips": 1}
+REAL_RULE = {"tolerance": 5e-4, "margin": 0.0, "max_flips": 0}
 
 
 def run(checkpoint: FileCheckpoint, graph: Graph, golden: Golden) -> np.ndarray:
