@@ -100,9 +100,15 @@ class EngineProcess:
             self._loop.call_soon(self._on_socket)
 
     async def stop(self, grace_s: float) -> None:
-        """Asks the process to leave and waits until it is gone; after `grace_s` it is killed. Reports no death."""
+        """Asks the process to leave and waits until it is gone; after `grace_s` it is killed. Reports no death.
+
+        One that still loads has nothing to finish, and may not even be connected: it is killed at once.
+        """
         self._stopping = True
-        self.send(Shutdown())
+        if self._ready:
+            self.send(Shutdown())
+        else:
+            self.kill()
         try:
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
