@@ -137,6 +137,8 @@ def served_name(config: Config) -> str:
     """The model's name in the API: the configured one, else the file's or folder's own, else as it was asked for."""
     if config.served_model_name:
         return config.served_model_name
+    if config.backend == "fake":
+        return config.backend  # nothing of the configured model is loaded
     path = Path(config.model)
     if path.suffix == ".gguf" or path.is_absolute() or path.exists():
         return path.stem if path.suffix == ".gguf" else path.resolve().name
