@@ -113,7 +113,8 @@ def _view(spec: ArraySpec, shape: list[int], buffer: bytes | memoryview, offset:
     for length in shape:
         count *= length
     dtype = np.dtype(spec.dtype)
-    if min(shape) < 0 or offset + count * dtype.itemsize > memoryview(buffer).nbytes:
+    sane = all(0 <= length < 1 << 31 for length in shape)
+    if not sane or offset + count * dtype.itemsize > memoryview(buffer).nbytes:
         raise BufferLayoutError(f"{spec.name} with shape {shape} goes beyond the buffer")
     array = np.frombuffer(buffer, dtype, count, offset) if count else np.empty(0, dtype)
     return array.reshape(shape), offset + count * dtype.itemsize

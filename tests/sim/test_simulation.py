@@ -9,7 +9,7 @@ from sim_harness import Job, Simulation, World, random_jobs, random_world, simul
 
 from headrace.core.request import SamplingParams
 
-NUM_SEEDS = 128
+NUM_SEEDS = 96
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, 8))
