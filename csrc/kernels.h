@@ -86,7 +86,7 @@ struct AttentionItem {
 };
 
 struct AttentionArgs {
-  const float* q;              // [T][num_heads * head_dim], rope applied, not scaled
+  const float* q; int64_t ldq; // [T][num_heads * head_dim] in rows of ldq, rope applied, not scaled
   float* out;                  // [T][num_heads * head_dim]
   const uint16_t* k_cache;     // of this layer: [block][kv_head][head_dim/2][block_size][2] bf16
   const uint16_t* v_cache;     // of this layer: [block][kv_head][block_size/2][head_dim][2] bf16
@@ -102,6 +102,7 @@ struct AttentionArgs {
   float* partial_max;          // [partials][rows]
   float* partial_sum;
   int64_t partial_rows;        // row capacity of one partial
+  int32_t partition;           // KV positions per partition: kPartition, except in the test that shows that it matters
 };
 
 struct NormArgs {
