@@ -11,7 +11,7 @@ Text sources: for a GGUF file `metadata` is its metadata (tokenizer.* keys); for
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,7 @@ class FileCheckpoint:
         self.path = path
         self.config = config
         self.metadata = metadata
-        self.format: Literal["gguf", "safetensors"] = "gguf" if isinstance(files, GGUFFile) else "safetensors"
+        self.format = "gguf" if isinstance(files, GGUFFile) else "safetensors"
         self._files = files
         self._stored = stored
 

@@ -70,6 +70,9 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if arch not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         raise ModelFileError(file.path, "general.architecture", f"{arch!r} is not supported; supported: {supported}")
+    if (parts := _get(file, "split.count", int, 1)) > 1:
+        problem = f"the model is split into {parts} files; join them with `llama-gguf-split --merge`"
+        raise ModelFileError(file.path, "split.count", problem)
     fields = _Fields(file, arch)
     if fields.get("expert_count", int, 0):
         raise ModelFileError(file.path, f"{arch}.expert_count", "mixture-of-experts models are not supported yet")
@@ -118,7 +121,11 @@ def _vocab_size(file: GGUFFile) -> int:
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         raise ModelFileError(file.path, "token_embd.weight", "is missing or not a matrix")
-    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return info.shape[0]
+    if not isinstance(tokens, StringArray):
+        raise ModelFileError(file.path, "tokenizer.ggml.tokens", "is not an array of strings")
     if len(tokens) > info.shape[0]:
         problem = f"has {len(tokens)} tokens, the embedding only {info.shape[0]} rows"
         raise ModelFileError(file.path, "tokenizer.ggml.tokens", problem)

@@ -21,6 +21,7 @@ class Golden:
     tokens: list[int]  # [N]
     top_ids: Array  # [N, K]
     top_logits: Array  # [N, K]
+    logsumexp: Array  # [N] over the whole vocabulary: logit - logsumexp is the logprob
 
     @property
     def forced_ids(self) -> list[int]:

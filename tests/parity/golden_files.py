@@ -20,6 +20,7 @@ def real_goldens(model: str) -> dict[str, Golden]:
                 arrays[f"{name}.tokens"].tolist(),
                 arrays[f"{name}.top_ids"],
                 arrays[f"{name}.top_logits"],
+                arrays[f"{name}.logsumexp"],
             )
             for name, entry in prompts.items()
         }
@@ -35,7 +36,7 @@ def tiny_golden(model: str) -> Golden:
         prompt, tokens, logits = arrays["prompt"].tolist(), arrays["tokens"].tolist(), arrays["logits"]
     rows = logits[len(prompt) - 1 :]
     order = np.argsort(-rows, axis=1, kind="stable")
-    return Golden(prompt, tokens, order, np.take_along_axis(rows, order, axis=1))
+    return Golden(prompt, tokens, order, np.take_along_axis(rows, order, axis=1), np.logaddexp.reduce(rows, axis=1))
 
 
 def tiny_prompt_logits(model: str) -> np.ndarray:

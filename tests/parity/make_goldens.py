@@ -8,7 +8,8 @@ Needs torch and transformers (requirements/parity.txt). All arithmetic is float3
 uses only `model.fetch`, to find the GGUF files; what is computed never passes through our code.
 
 Real models: for every prompt of tests/data/goldens/prompts.json (ids by llama.cpp's tokeniser), 64 greedy tokens, and
-for each of these steps the 16 largest logits of one teacher-forced pass without a cache.
+for each of these steps the 16 largest logits and the logarithm of the sum of all exponentials, from one teacher-forced
+pass without a cache.
 Tiny models: the checkpoint itself (safetensors and config.json), the prompt, 32 greedy tokens, and every logit row.
 """
 
@@ -84,6 +85,7 @@ def real_goldens(name: str) -> Arrays:
         arrays[f"{prompt}.tokens"] = np.array(tokens, dtype=np.int32)
         arrays[f"{prompt}.top_ids"] = ids.numpy().astype(np.int32)
         arrays[f"{prompt}.top_logits"] = values.numpy().astype(np.float32)
+        arrays[f"{prompt}.logsumexp"] = logits.logsumexp(dim=1).numpy().astype(np.float32)
         print(f"{name}/{prompt}: {len(entry['ids'])} + {REAL_TOKENS} tokens", flush=True)
     return arrays
 

@@ -1,7 +1,7 @@
 """Graph and checkpoint against transformers, with no kernel in between: the NumPy executor runs the graph.
 
-Tolerances are those of float32 arithmetic (the tiny models run in float64 on our side). Logits have a standard deviation
-of 0.2 to 2 in the tiny models and 4 to 8 in the real one; measured differences are at most 1.2e-5 and 7e-5.
+Tolerances are those of float32 arithmetic (the tiny models run in float64 on our side). Logits have a standard
+deviation of 0.2 to 2 in the tiny models and 4 to 8 in the real one; measured differences are at most 1.2e-5 and 7e-5.
 """
 
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_a_mistake_is_noticed(mistake: str) -> None:
 
 
 def test_rules_of_agreement() -> None:
-    golden = Golden([5], [1, 2], np.array([[1, 0], [2, 1]]), np.array([[3.0, 1.0], [2.0, 1.95]]))
+    golden = Golden([5], [1, 2], np.array([[1, 0], [2, 1]]), np.array([[3.0, 1.0], [2.0, 1.95]]), np.zeros(2))
     assert golden.forced_ids == [5, 1]
     assert golden.rows == [0, 1]
     rule = {"tolerance": 0.1, "margin": 0.1, "max_flips": 1}
