@@ -73,17 +73,13 @@ class Supervisor:
     _settled: asyncio.Event = field(default_factory=asyncio.Event)  # ready or dead, for the first time
 
     @property
-    def pid(self) -> int | None:
-        """Of the engine process; None while there is none."""
-        return self._process.pid if self._process else None
-
-    @property
     def is_ready(self) -> bool:
         return self._state == "ready"
 
     def status(self) -> EngineStatus:
         error = "" if self.error is None else str(self.error)
-        details = {"epoch": str(self.epoch), "restarts": str(max(0, self.epoch - 1))}
+        pid = "" if self._process is None else str(self._process.pid)
+        details = {"pid": pid, "epoch": str(self.epoch), "restarts": str(max(0, self.epoch - 1))}
         return EngineStatus(self._state, self._phase, self._fraction, error, details)
 
     def report(self, phase: str, fraction: float) -> None:
