@@ -13,7 +13,7 @@ from headrace.base.errors import ModelFileError
 from headrace.core.kv_group import KVGroup
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.config import ModelConfig
-from headrace.model.graph import Graph, Op, OpKind, Shard, WeightRef
+from headrace.model.graph import Graph, Op, Shard, WeightRef
 from headrace.model.rope import inverse_frequencies, rope_scale
 
 
@@ -24,17 +24,18 @@ def build_graph(config: ModelConfig, checkpoint: Checkpoint) -> Graph:
     """
     groups = kv_groups(config)
     b = _Builder(config, checkpoint)
-    table = b.weight("token_embd.weight", config.vocab_size, config.hidden_size)
-    x = b.op("embed", "embedding", "hidden", ("input_ids",), weights=(table,), scale=config.embedding_scale)
+    size = (config.vocab_size, config.hidden_size)
+    table = b.weight("token_embd.weight", *size)
+    embed = Op("embed", ("input_ids",), "embedding", (table,), attrs={"scale": config.embedding_scale})
+    x = b.add(embed, "hidden")
     for layer in range(config.num_layers):
         x = _layer(b, layer, x, groups)
-    x = b.op("select_rows", "selected", "hidden", (x, "output_rows"), rows="rows")
-    x = b.norm("output_norm", x, rows="rows")
-    head = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    weights = (b.weight(head, config.vocab_size, config.hidden_size),)
+    x = b.add(Op("select_rows", (x, "output_rows"), "selected"), "hidden", "rows")
+    x = b.norm("output_norm", x)
+    head = table if config.tie_word_embeddings else b.weight("output.weight", *size)
     key = None if config.tie_word_embeddings else "output"
-    cap = config.final_logit_softcap
-    b.op("linear", "logits", "vocab", (x,), weights, shard="vocab", adapter_key=key, rows="rows", softcap=cap)
+    attrs = {"softcap": config.final_logit_softcap}
+    b.add(Op("linear", (x,), "logits", (head,), shard="vocab", adapter_key=key, attrs=attrs), "vocab", "rows")
     b.check_all_used()
     return Graph(tuple(b.ops), b.tensors, b.axes, groups)
 
@@ -58,47 +59,45 @@ def _layer(b: "_Builder", layer: int, x: str, groups: tuple[KVGroup, ...]) -> st
     h = _attention(b, layer, h, groups)
     if config.sandwich_norms:
         h = b.norm(f"{blk}.post_attention_norm", h)
-    x = b.op("add", f"{blk}.attn_residual", "hidden", (x, h))
+    x = b.add(Op("add", (x, h), f"{blk}.attn_residual"), "hidden")
 
     h = b.norm(f"{blk}.ffn_norm", x)
     size = (config.intermediate_size, config.hidden_size)
     weights = (b.weight(f"{blk}.ffn_gate.weight", *size), b.weight(f"{blk}.ffn_up.weight", *size))
-    h = b.op(
-        "gated_mlp", f"{blk}.ffn_gated", "intermediate", (h,), weights,
-        shard="column", adapter_key=f"{blk}.ffn_gate_up", activation=config.activation,
-    )  # fmt: skip
-    h = b.linear(f"{blk}.ffn_down", h, "hidden", "intermediate", shard="row")
+    attrs = {"activation": config.activation}
+    mlp = Op("gated_mlp", (h,), f"{blk}.ffn_gated", weights, None, "column", f"{blk}.ffn_gate_up", attrs)
+    h = b.linear(f"{blk}.ffn_down", b.add(mlp, "intermediate"), "hidden", shard="row")
     if config.sandwich_norms:
         h = b.norm(f"{blk}.post_ffw_norm", h)
-    return b.op("add", f"{blk}.ffn_residual", "hidden", (x, h))
+    return b.add(Op("add", (x, h), f"{blk}.ffn_residual"), "hidden")
 
 
 def _attention(b: "_Builder", layer: int, h: str, groups: tuple[KVGroup, ...]) -> str:
     config, blk = b.config, f"blk.{layer}"
     group = next(i for i, g in enumerate(groups) if layer in g.layers)
     local = groups[group].kind == "window"
-    q = b.linear(f"{blk}.attn_q", h, "query", "hidden", bias=config.qkv_bias)
-    k = b.linear(f"{blk}.attn_k", h, "key_value", "hidden", bias=config.qkv_bias)
-    v = b.linear(f"{blk}.attn_v", h, "key_value", "hidden", bias=config.qkv_bias)
+    q = b.linear(f"{blk}.attn_q", h, "query", bias=config.qkv_bias)
+    k = b.linear(f"{blk}.attn_k", h, "key_value", bias=config.qkv_bias)
+    v = b.linear(f"{blk}.attn_v", h, "key_value", bias=config.qkv_bias)
     if config.qk_norm:
-        q = b.norm(f"{blk}.attn_q_norm", q, axis="query", head_dim=config.head_dim)
-        k = b.norm(f"{blk}.attn_k_norm", k, axis="key_value", head_dim=config.head_dim)
-    q = b.rope(f"{blk}.q_rope", q, "query", local)
-    k = b.rope(f"{blk}.k_rope", k, "key_value", local)
-    h = b.op(
-        "attention", f"{blk}.attention", "query", (q, k, v),
-        kv_group=group,
-        layer=groups[group].layers.index(layer),
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=config.attention_scale or config.head_dim**-0.5,
-        window=groups[group].window,
-        softcap=config.attn_logit_softcap,
-        mask="causal",
-    )  # fmt: skip
+        q = b.norm(f"{blk}.attn_q_norm", q, head_dim=config.head_dim)
+        k = b.norm(f"{blk}.attn_k_norm", k, head_dim=config.head_dim)
+    q = b.rope(f"{blk}.q_rope", q, local)
+    k = b.rope(f"{blk}.k_rope", k, local)
+    attrs = {
+        "kv_group": group,
+        "layer": groups[group].layers.index(layer),
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "scale": config.attention_scale or config.head_dim**-0.5,
+        "window": groups[group].window,
+        "softcap": config.attn_logit_softcap,
+        "mask": "causal",
+    }
+    h = b.add(Op("attention", (q, k, v), f"{blk}.attention", attrs=attrs), "query")
     bias = b.checkpoint.has(f"{blk}.attn_output.bias")
-    return b.linear(f"{blk}.attn_output", h, "hidden", "query", shard="row", bias=bias)
+    return b.linear(f"{blk}.attn_output", h, "hidden", shard="row", bias=bias)
 
 
 @dataclass
@@ -132,41 +131,30 @@ class _Builder:
             for local in (False, True)
         }
 
-    def op(
-        self,
-        kind: OpKind,
-        output: str,
-        axis: str,
-        inputs: tuple[str, ...],
-        weights: tuple[WeightRef, ...] = (),
-        *,
-        bias: WeightRef | None = None,
-        shard: Shard | None = None,
-        adapter_key: str | None = None,
-        rows: str = "tokens",
-        **attrs: Any,
-    ) -> str:
-        self.tensors[output] = (rows, axis)
-        self.ops.append(Op(kind, inputs, output, weights, bias, shard, adapter_key, attrs))
-        return output
+    def add(self, op: Op, axis: str, rows: str = "tokens") -> str:
+        """Append an operation whose output is [rows, axis]; returns the output's name."""
+        self.tensors[op.output] = (rows, axis)
+        self.ops.append(op)
+        return op.output
 
     def weight(self, name: str, *shape: int) -> WeightRef:
         self.used.add(name)
         return self.checkpoint.ref(name, shape)
 
-    def norm(self, name: str, x: str, *, axis: str = "hidden", rows: str = "tokens", head_dim: int = 0) -> str:
+    def norm(self, name: str, x: str, *, head_dim: int = 0) -> str:
+        rows, axis = self.tensors[x]
         gain = self.weight(f"{name}.weight", head_dim or self.axes[axis])
-        eps = self.config.rms_norm_eps
-        return self.op("rms_norm", name, axis, (x,), (gain,), rows=rows, eps=eps, head_dim=head_dim)
+        attrs = {"eps": self.config.rms_norm_eps, "head_dim": head_dim}
+        return self.add(Op("rms_norm", (x,), name, (gain,), attrs=attrs), axis, rows)
 
-    def linear(self, name: str, x: str, axis: str, in_axis: str, *, shard: Shard = "column", bias: bool = False) -> str:
-        n, k = self.axes[axis], self.axes[in_axis]
+    def linear(self, name: str, x: str, axis: str, *, shard: Shard = "column", bias: bool = False) -> str:
+        n, k = self.axes[axis], self.axes[self.tensors[x][-1]]
         w = self.weight(f"{name}.weight", n, k)
         b = self.weight(f"{name}.bias", n) if bias else None
-        return self.op("linear", name, axis, (x,), (w,), bias=b, shard=shard, adapter_key=name, softcap=0.0)
+        return self.add(Op("linear", (x,), name, (w,), b, shard, name, {"softcap": 0.0}), axis)
 
-    def rope(self, name: str, x: str, axis: str, local: bool) -> str:
-        return self.op("rope", name, axis, (x,), **self.rope_attrs[local])
+    def rope(self, name: str, x: str, local: bool) -> str:
+        return self.add(Op("rope", (x,), name, attrs=self.rope_attrs[local]), self.tensors[x][-1])
 
     def check_all_used(self) -> None:
         """A tensor that nothing reads means that the file is another model than it says."""
