@@ -95,14 +95,3 @@ def largest_context(
         else:
             high = middle - 1
     return low
-
-
-def equal_blocks(
-    groups: tuple[KVGroup, ...], memory: int, block_size: int, element: int = KV_ELEMENT_BYTES
-) -> tuple[int, ...]:
-    """Blocks of each group when `memory` bytes are shared so that all groups hold equally many tokens.
-
-    Short sequences need as many windowed blocks as full ones, so no group runs out before another.
-    """
-    block_bytes = sum(group.bytes_per_token(element) for group in groups) * block_size
-    return (max(memory, 0) // block_bytes,) * len(groups)

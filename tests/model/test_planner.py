@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.core.kv_group import KVGroup
 from headrace.model.checkpoint import open_checkpoint
 from headrace.model.decoder import build_graph
-from headrace.model.planner import equal_blocks, kv_bytes, largest_context, measure_graph
+from headrace.model.planner import kv_bytes, largest_context, measure_graph
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 FULL = KVGroup("full", (0, 1), 2, 64)
@@ -52,12 +52,3 @@ def test_largest_context_is_the_largest(memory: int, block_size: int, limit: int
     assert 0 <= tokens <= limit
     assert kv_bytes(groups, tokens, block_size) <= memory
     assert tokens == limit or kv_bytes(groups, tokens + 1, block_size) > memory
-
-
-def test_equal_blocks_share_the_memory() -> None:
-    memory = 10_000_000
-    full, window = equal_blocks((FULL, WINDOW), memory, 32)
-    assert full == window
-    block = (FULL.bytes_per_token() + WINDOW.bytes_per_token()) * 32
-    assert full * block <= memory < (full + 1) * block
-    assert equal_blocks((FULL,), -5, 32) == (0,)
