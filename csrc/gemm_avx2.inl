@@ -25,10 +25,8 @@ struct CoreArgs {
   int groups;
   const int8_t* q;
   int64_t ldx;
-  const float* scale;
-  int64_t lds;
-  const int32_t* term;
-  int64_t ldt;
+  const Factor* factors;
+  int64_t ldf;
   float* tile;
 };
 
@@ -59,51 +57,71 @@ inline __m256i broadcast_quad(const int8_t* x) {
   return _mm256_set1_epi32(v);
 }
 
-// The float chain of one group for R rows of 8 columns.
+// Adds the pair sums of one k-quad of a row to two accumulators. In assembly because gcc regroups the sums of the
+// unrolled steps and spills the products it delays.
+inline void add_products(__m256i* acc, const __m256i* v, const int8_t* x) {
+  typedef int32_t Quad __attribute__((may_alias, aligned(1)));
+  __m256i first, second;
+  __asm__(
+      "vpbroadcastd %[x], %[second]\n\t"
+      "vpmaddubsw %[second], %[v0], %[first]\n\t"
+      "vpmaddubsw %[second], %[v1], %[second]\n\t"
+      "vpaddw %[first], %[acc0], %[acc0]\n\t"
+      "vpaddw %[second], %[acc1], %[acc1]"
+      : [acc0] "+x"(acc[0]), [acc1] "+x"(acc[1]), [first] "=&x"(first), [second] "=&x"(second)
+      : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*reinterpret_cast<const Quad*>(x)));
+}
+
+// The float chain of one group for R rows of 8 columns; `scales` and `mins` point at the panel's first column.
 template <int R, bool kMin, bool kScaleF32>
-inline void add_group(const CoreArgs& a, const uint8_t* group, int g, int scale_index, int column, const __m256i* sums,
-                      int stride) {
-  const __m256 w_scale = load_scales<kScaleF32>(group + a.scales_at, column);
+inline void add_group(const uint8_t* scales, const uint8_t* mins, const Factor* f, int column, const __m256i* sums,
+                      int stride, float* tile) {
+  const __m256 w_scale = load_scales<kScaleF32>(scales, column);
   __m256 w_min;
-  if (kMin) w_min = load_scales<kScaleF32>(group + a.mins_at, column);
+  if (kMin) w_min = load_scales<kScaleF32>(mins, column);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    float* y = a.tile + r * kPanel + column;
-    const int32_t* term = a.term + r * a.ldt + g;
+    float* y = tile + r * kPanel + column;
     __m256i sum = sums[r * stride];
-    if (!kMin) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(*term));
-    const __m256 scale = _mm256_mul_ps(w_scale, _mm256_set1_ps(a.scale[r * a.lds + scale_index]));
+    if (!kMin) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(f[r].zero_term));
+    const __m256 scale = _mm256_mul_ps(w_scale, _mm256_set1_ps(f[r].scale));
     __m256 total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, _mm256_load_ps(y));
-    if (kMin) total = _mm256_fmadd_ps(w_min, _mm256_castsi256_ps(_mm256_set1_epi32(*term)), total);
+    if (kMin) total = _mm256_fmadd_ps(w_min, _mm256_set1_ps(f[r].min_term), total);
     _mm256_store_ps(y, total);
   }
 }
 
 // R rows x P pairs from `pair` on. kQuads k-quads a group, of which kFlush at a time are summed in 16 bits.
 template <PairSource S, int R, int P, int kQuads, int kFlush, bool kMin, bool kScaleF32>
-__attribute__((noinline)) void core(const CoreArgs& a, int pair) {
+__attribute__((noinline)) void core(const CoreArgs& args, int pair) {
   constexpr bool kJoin = S == kSplit || S == kPlanes;
+  const CoreArgs a = args;  // else every store to the tile makes gcc load them again
   const uint8_t* group = a.w;
   const int8_t* x = a.q;
-  for (int g = 0; g < a.groups; ++g, group += a.group_bytes, x += 4 * kQuads) {
+  const Factor* f = a.factors;
+  for (int g = 0; g < a.groups; ++g, group += a.group_bytes, x += 4 * kQuads, f += a.ldf) {
+    const uint8_t* scales = group + a.scales_at;
+    const uint8_t* mins = group + a.mins_at;
     __m256i sums[R][2 * P];
 #pragma GCC unroll 4
-    for (int f = 0; f < kQuads / kFlush; ++f) {
+    for (int part = 0; part < kQuads / kFlush; ++part) {
       __m256i acc[R][2 * P];
 #pragma GCC unroll 8
       for (int i = 0; i < kFlush; ++i) {
-        const int quad = f * kFlush + i;
+        const int quad = part * kFlush + i;
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
           __m256i v[2];
           load_pair<S>(group, quad, pair + p, v);
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            const __m256i row = broadcast_quad(x + r * a.ldx + 4 * quad);
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; ++h) {
-              const __m256i product = _mm256_maddubs_epi16(v[h], row);
-              acc[r][2 * p + h] = i == 0 ? product : _mm256_add_epi16(acc[r][2 * p + h], product);
+            const int8_t* at = x + r * a.ldx + 4 * quad;
+            if (i == 0) {
+              const __m256i row = broadcast_quad(at);
+              acc[r][2 * p] = _mm256_maddubs_epi16(v[0], row);
+              acc[r][2 * p + 1] = _mm256_maddubs_epi16(v[1], row);
+            } else {
+              add_products(&acc[r][2 * p], v, at);
             }
           }
         }
@@ -114,22 +132,21 @@ __attribute__((noinline)) void core(const CoreArgs& a, int pair) {
         for (int c = 0; c < 2 * P; ++c) {
           const __m256i weight = _mm256_set1_epi16(kJoin && c % 2 == 1 ? 16 : 1);
           const __m256i wide = _mm256_madd_epi16(acc[r][c], weight);
-          sums[r][c] = f == 0 ? wide : _mm256_add_epi32(sums[r][c], wide);
+          sums[r][c] = part == 0 ? wide : _mm256_add_epi32(sums[r][c], wide);
         }
       }
     }
-    const int scale_index = g * 4 * kQuads / kQuantGroup;
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       if (kJoin) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sums[r][2 * p] = _mm256_add_epi32(sums[r][2 * p], sums[r][2 * p + 1]);
-        add_group<R, kMin, kScaleF32>(a, group, g, scale_index, 8 * (pair + p), &sums[0][2 * p], 2 * P);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, 8 * (pair + p), &sums[0][2 * p], 2 * P, a.tile);
       } else {
         const int first = S == kBytes ? 16 * (pair + p) : 8 * (pair + p);
         const int second = S == kBytes ? first + 8 : first + 16;
-        add_group<R, kMin, kScaleF32>(a, group, g, scale_index, first, &sums[0][2 * p], 2 * P);
-        add_group<R, kMin, kScaleF32>(a, group, g, scale_index, second, &sums[0][2 * p + 1], 2 * P);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, first, &sums[0][2 * p], 2 * P, a.tile);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, second, &sums[0][2 * p + 1], 2 * P, a.tile);
       }
     }
   }
@@ -146,10 +163,8 @@ inline CoreArgs core_args(const RowBlock* b, int row, int first_group, int group
   CoreArgs a = {};
   a.q = b->q + row * b->ldx + first_group * group_inputs;
   a.ldx = b->ldx;
-  a.scale = b->scale + row * b->lds + first_group * group_inputs / kQuantGroup;
-  a.lds = b->lds;
-  a.term = b->term + row * b->ldt + first_group;
-  a.ldt = b->ldt;
+  a.factors = b->factors + first_group * b->rows + row;
+  a.ldf = b->rows;
   a.tile = tile + row * kPanel;
   return a;
 }
@@ -169,8 +184,7 @@ inline void for_row_tiles(const RowBlock* b, CoreArgs a) {
     }
     left -= rows;
     a.q += rows * a.ldx;
-    a.scale += rows * a.lds;
-    a.term += rows * a.ldt;
+    a.factors += rows;
     a.tile += rows * kPanel;
   }
 }

@@ -8,8 +8,17 @@
 // The sums are exact integers, so how they are made is free; the chain is not (rule 1 of kernels.h).
 
 constexpr int kRowBlock = 96;        // most rows per block: a multiple of every kernel's row tile
-constexpr int kMaxTerms = 8192;      // per-group terms of one block of rows
+constexpr int kMaxFactors = 8192;    // groups times rows of one block
 constexpr int kBlockBytes = 1 << 18; // activations of a block of rows that should stay in the L2 cache
+
+// What one row contributes to the float chain of one group, beside the integer sum.
+struct Factor {
+  float scale;  // s
+  union {
+    float min_term;     // s * sum(x), for weights with a min
+    int32_t zero_term;  // -zero * sum(x), for those without
+  };
+};
 
 // Up to kRowBlock rows of activations as a panel kernel reads them.
 struct RowBlock {
@@ -17,10 +26,7 @@ struct RowBlock {
   const int8_t* q;       // [rows][ldx]
   const float* x;        // [rows][ldx]
   int64_t ldx;
-  const float* scale;    // [rows][lds], one per kQuantGroup
-  int64_t lds;
-  const int32_t* term;   // [rows][ldt], one per weight group: s * sum(x) as f32 with min, else -zero * sum(x)
-  int64_t ldt;
+  const Factor* factors; // [weight groups][rows]: the rows of a tile lie side by side
 };
 
 typedef void (*PanelKernel)(const PackedWeight* w, const uint8_t* panel, const RowBlock* rows, float* tile);
@@ -29,12 +35,12 @@ inline int rows_per_block(const PackedWeight* w) {
   const int64_t row_bytes = static_cast<int64_t>(w->k) * (w->group == 0 ? 4 : 1);
   int64_t rows = kBlockBytes / row_bytes;
   if (rows > kRowBlock) rows = kRowBlock;
-  if (w->group != 0 && rows > kMaxTerms / (w->k / w->group)) rows = kMaxTerms / (w->k / w->group);
+  if (w->group != 0 && rows > kMaxFactors / (w->k / w->group)) rows = kMaxFactors / (w->k / w->group);
   if (rows >= 12) return static_cast<int>(rows / 12 * 12);
   return rows < 1 ? 1 : static_cast<int>(rows);
 }
 
-inline RowBlock row_block(const GemmArgs* g, int row, int rows, int32_t* terms) {
+RowBlock row_block(const GemmArgs* g, int row, int rows, Factor* factors) {
   const PackedWeight* w = g->w;
   const Activations* a = g->a;
   RowBlock b = {};
@@ -45,18 +51,20 @@ inline RowBlock row_block(const GemmArgs* g, int row, int rows, int32_t* terms) 
     return b;
   }
   b.q = a->q + row * b.ldx;
-  b.lds = a->k_pad / kQuantGroup;
-  b.scale = a->scale + row * b.lds;
-  b.ldt = w->k / w->group;
-  b.term = terms;
+  b.factors = factors;
   const int zero = 1 << (w->bits - 1);
-  for (int r = 0; r < rows; ++r, terms += b.ldt) {
+  for (int r = 0; r < rows; ++r) {
     const int16_t* sum = a->sum + (row + r) * (a->k_pad / 16);
-    for (int64_t i = 0; i < b.ldt; ++i) {
+    const float* scale = a->scale + (row + r) * (a->k_pad / kQuantGroup);
+    Factor* f = factors + r;
+    for (int i = 0; i < w->k / w->group; ++i, f += rows) {
       const int total = w->group == 16 ? sum[i] : sum[2 * i] + sum[2 * i + 1];
-      const float product = b.scale[r * b.lds + i * w->group / kQuantGroup] * static_cast<float>(total);
-      terms[i] = -zero * total;
-      if (w->has_min) __builtin_memcpy(&terms[i], &product, 4);
+      f->scale = scale[i * w->group / kQuantGroup];
+      if (w->has_min) {
+        f->min_term = f->scale * static_cast<float>(total);
+      } else {
+        f->zero_term = -zero * total;
+      }
     }
   }
   return b;
@@ -136,11 +144,11 @@ void finish_tile(const GemmArgs* g, int panel, int row, int rows, float* tile) {
 
 void run_gemm(const GemmArgs* g, PanelKernel kernel, int panel_begin, int panel_end, int row_begin, int row_end) {
   alignas(64) float tile[kRowBlock * kPanel];
-  alignas(64) int32_t terms[kMaxTerms];
+  alignas(64) Factor factors[kMaxFactors];
   const int block = rows_per_block(g->w);
   for (int row = row_begin; row < row_end; row += block) {
     const int rows = row_end - row < block ? row_end - row : block;
-    const RowBlock b = row_block(g, row, rows, terms);
+    const RowBlock b = row_block(g, row, rows, factors);
     for (int panel = panel_begin; panel < panel_end; ++panel) {
       __builtin_memset(tile, 0, sizeof(float) * kPanel * rows);
       kernel(g->w, g->w->data + panel * g->w->panel_bytes, &b, tile);

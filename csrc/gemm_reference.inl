@@ -34,14 +34,12 @@ void reference_quantised_panel(const PackedWeight* w, const uint8_t* panel, cons
     for (int r = 0; r < b->rows; ++r) {
       int32_t sums[kPanel];
       reference_group_sums(w, panel, b->q + r * b->ldx + g * w->group, sums);
-      const float s = b->scale[r * b->lds + g * w->group / kQuantGroup];
-      const int32_t term = b->term[r * b->ldt + g];
-      const float min_term = w->has_min ? bits_to_float(static_cast<uint32_t>(term)) : 0.0f;
+      const Factor& f = b->factors[g * b->rows + r];
       float* y = tile + r * kPanel;
       for (int lane = 0; lane < kPanel; ++lane) {
-        const int32_t sum = w->has_min ? sums[lane] : sums[lane] + term;
-        y[lane] += static_cast<float>(sum) * (scales[lane] * s);
-        if (w->has_min) y[lane] += mins[lane] * min_term;
+        const int32_t sum = w->has_min ? sums[lane] : sums[lane] + f.zero_term;
+        y[lane] += static_cast<float>(sum) * (scales[lane] * f.scale);
+        if (w->has_min) y[lane] += mins[lane] * f.min_term;
       }
     }
   }

@@ -18,7 +18,7 @@ enum SourceType : int32_t {
 };
 
 constexpr int kSuperBlock = 256;            // inputs per K-quant block
-constexpr int32_t kMaxInputs = 1 << 17;     // keeps one row's group terms within GemmScratch
+constexpr int32_t kMaxInputs = 1 << 17;     // keeps one row's factors within kMaxFactors
 
 struct SourceTraits {
   int32_t format, bits, group, has_min, scale_f32;

@@ -19,8 +19,8 @@ namespace emulated {
 
 typedef __m512 F;
 typedef __m512i I;
-struct BH { uint16_t v[32]; };
-struct BH256 { uint16_t v[16]; };
+typedef __m512bh BH;
+typedef __m256bh BH256;
 
 #define EMU_EACH for (int i = 0; i < 16; ++i)
 #define EMU_F(name, params, lane) inline F name params { F r = {}; EMU_EACH r[i] = (lane); return r; }
@@ -31,6 +31,8 @@ inline int s32(I a, int i) { return ((__v16si)a)[i]; }
 inline uint32_t u32(I a, int i) { return (uint32_t)((__v16si)a)[i]; }
 inline float as_float(uint32_t b) { float f; std::memcpy(&f, &b, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t b; std::memcpy(&b, &f, 4); return b; }
+template <class T> inline T peek(const void* p, int i) { T r; std::memcpy(&r, (const char*)p + i * sizeof(T), sizeof(T)); return r; }
+template <class T> inline void poke(void* p, int i, T v) { std::memcpy((char*)p + i * sizeof(T), &v, sizeof(T)); }
 inline bool on(__mmask16 m, int i) { return m >> i & 1; }
 inline uint16_t bf16(float f) {
   uint32_t b = as_bits(f);
@@ -74,19 +76,19 @@ inline F loadu_ps(const void* p) { F r; std::memcpy(&r, p, 64); return r; }
 inline I loadu_si512(const void* p) { I r; std::memcpy(&r, p, 64); return r; }
 inline void storeu_ps(void* p, F a) { std::memcpy(p, &a, 64); }
 inline void storeu_si512(void* p, I a) { std::memcpy(p, &a, 64); }
-inline F mask_loadu_ps(F s, __mmask16 m, const void* p) { EMU_EACH if (on(m, i)) s[i] = ((const float*)p)[i]; return s; }
+inline F mask_loadu_ps(F s, __mmask16 m, const void* p) { EMU_EACH if (on(m, i)) s[i] = peek<float>(p, i); return s; }
 inline F maskz_loadu_ps(__mmask16 m, const void* p) { return mask_loadu_ps(setzero_ps(), m, p); }
-inline void mask_storeu_ps(void* p, __mmask16 m, F a) { EMU_EACH if (on(m, i)) ((float*)p)[i] = a[i]; }
-EMU_I(maskz_loadu_epi32, (__mmask16 m, const void* p), on(m, i) ? ((const int*)p)[i] : 0)
-inline void mask_storeu_epi32(void* p, __mmask16 m, I a) { EMU_EACH if (on(m, i)) ((int*)p)[i] = s32(a, i); }
+inline void mask_storeu_ps(void* p, __mmask16 m, F a) { EMU_EACH if (on(m, i)) poke<float>(p, i, a[i]); }
+EMU_I(maskz_loadu_epi32, (__mmask16 m, const void* p), on(m, i) ? peek<int>(p, i) : 0)
+inline void mask_storeu_epi32(void* p, __mmask16 m, I a) { EMU_EACH if (on(m, i)) poke<int>(p, i, s32(a, i)); }
 inline I maskz_loadu_epi16(__mmask32 m, const void* p) {
-  I r = {}; for (int i = 0; i < 32; ++i) if (m >> i & 1) ((int16_t*)&r)[i] = ((const int16_t*)p)[i]; return r;
+  I r = {}; for (int i = 0; i < 32; ++i) if (m >> i & 1) poke<int16_t>(&r, i, peek<int16_t>(p, i)); return r;
 }
 inline I maskz_loadu_epi8(__mmask64 m, const void* p) {
-  I r = {}; for (int i = 0; i < 64; ++i) if (m >> i & 1) ((int8_t*)&r)[i] = ((const int8_t*)p)[i]; return r;
+  I r = {}; for (int i = 0; i < 64; ++i) if (m >> i & 1) poke<int8_t>(&r, i, peek<int8_t>(p, i)); return r;
 }
-inline void mask_compressstoreu_ps(void* p, __mmask16 m, F a) { int n = 0; EMU_EACH if (on(m, i)) ((float*)p)[n++] = a[i]; }
-inline void mask_compressstoreu_epi32(void* p, __mmask16 m, I a) { int n = 0; EMU_EACH if (on(m, i)) ((int*)p)[n++] = s32(a, i); }
+inline void mask_compressstoreu_ps(void* p, __mmask16 m, F a) { int n = 0; EMU_EACH if (on(m, i)) poke<float>(p, n++, a[i]); }
+inline void mask_compressstoreu_epi32(void* p, __mmask16 m, I a) { int n = 0; EMU_EACH if (on(m, i)) poke<int>(p, n++, s32(a, i)); }
 inline I castps_si512(F a) { return (I)a; }
 inline F castsi512_ps(I a) { return (F)a; }
 inline __m256 castps512_ps256(F a) { __m256 r; std::memcpy(&r, &a, 32); return r; }
@@ -157,33 +159,33 @@ inline int reduce_min_epi32(I a) { int r = s32(a, 0); EMU_EACH r = s32(a, i) < r
 inline int reduce_max_epi32(I a) { int r = s32(a, 0); EMU_EACH r = s32(a, i) > r ? s32(a, i) : r; return r; }
 EMU_I(dpbusd_epi32, (I c, I a, I b), s32(c, i) + quad_dot(u32(a, i), u32(b, i)))
 inline I unpacklo_epi16(I a, I b) {
-  I r; for (int i = 0; i < 16; ++i) { int s = i / 4 * 8 + i % 4; ((int16_t*)&r)[2 * i] = ((int16_t*)&a)[s]; ((int16_t*)&r)[2 * i + 1] = ((int16_t*)&b)[s]; } return r;
+  I r; for (int i = 0; i < 16; ++i) { int s = i / 4 * 8 + i % 4; poke<int16_t>(&r, 2 * i, peek<int16_t>(&a, s)); poke<int16_t>(&r, 2 * i + 1, peek<int16_t>(&b, s)); } return r;
 }
 inline I unpackhi_epi16(I a, I b) {
-  I r; for (int i = 0; i < 16; ++i) { int s = i / 4 * 8 + 4 + i % 4; ((int16_t*)&r)[2 * i] = ((int16_t*)&a)[s]; ((int16_t*)&r)[2 * i + 1] = ((int16_t*)&b)[s]; } return r;
+  I r; for (int i = 0; i < 16; ++i) { int s = i / 4 * 8 + 4 + i % 4; poke<int16_t>(&r, 2 * i, peek<int16_t>(&a, s)); poke<int16_t>(&r, 2 * i + 1, peek<int16_t>(&b, s)); } return r;
 }
 
 // Conversions.
 EMU_F(cvtepi32_ps, (I a), (float)s32(a, i))
 EMU_I(cvtps_epi32, (F a), std::fabs(a[i]) < 2147483648.0f ? (int)std::nearbyint(a[i]) : INT32_MIN)
 EMU_I(cvttps_epi32, (F a), std::fabs(a[i]) < 2147483648.0f ? (int)a[i] : INT32_MIN)
-EMU_I(cvtepu16_epi32, (__m256i a), ((const uint16_t*)&a)[i])
-EMU_I(cvtepi16_epi32, (__m256i a), ((const int16_t*)&a)[i])
-EMU_I(cvtepu8_epi32, (__m128i a), ((const uint8_t*)&a)[i])
-EMU_I(cvtepi8_epi32, (__m128i a), ((const int8_t*)&a)[i])
-EMU_F(cvtph_ps, (__m256i a), _cvtsh_ss(((const uint16_t*)&a)[i]))
-inline __m256i cvtps_ph(F a, int) { __m256i r; EMU_EACH ((uint16_t*)&r)[i] = _cvtss_sh(a[i], 0); return r; }
-inline __m256i cvtepi32_epi16(I a) { __m256i r; EMU_EACH ((int16_t*)&r)[i] = (int16_t)s32(a, i); return r; }
-inline __m128i cvtepi32_epi8(I a) { __m128i r; EMU_EACH ((int8_t*)&r)[i] = (int8_t)s32(a, i); return r; }
+EMU_I(cvtepu16_epi32, (__m256i a), peek<uint16_t>(&a, i))
+EMU_I(cvtepi16_epi32, (__m256i a), peek<int16_t>(&a, i))
+EMU_I(cvtepu8_epi32, (__m128i a), peek<uint8_t>(&a, i))
+EMU_I(cvtepi8_epi32, (__m128i a), peek<int8_t>(&a, i))
+EMU_F(cvtph_ps, (__m256i a), _cvtsh_ss(peek<uint16_t>(&a, i)))
+inline __m256i cvtps_ph(F a, int) { __m256i r; EMU_EACH poke<uint16_t>(&r, i, _cvtss_sh(a[i], 0)); return r; }
+inline __m256i cvtepi32_epi16(I a) { __m256i r; EMU_EACH poke<int16_t>(&r, i, (int16_t)s32(a, i)); return r; }
+inline __m128i cvtepi32_epi8(I a) { __m128i r; EMU_EACH poke<int8_t>(&r, i, (int8_t)s32(a, i)); return r; }
 inline __m128i cvtsepi32_epi8(I a) {
-  __m128i r; EMU_EACH ((int8_t*)&r)[i] = (int8_t)(s32(a, i) > 127 ? 127 : s32(a, i) < -128 ? -128 : s32(a, i)); return r;
+  __m128i r; EMU_EACH poke<int8_t>(&r, i, (int8_t)(s32(a, i) > 127 ? 127 : s32(a, i) < -128 ? -128 : s32(a, i))); return r;
 }
 
 // bfloat16: the first argument of cvtne2ps fills the upper half.
-inline BH cvtne2ps_pbh(F hi, F lo) { BH r; EMU_EACH { r.v[i] = bf16(lo[i]); r.v[16 + i] = bf16(hi[i]); } return r; }
-inline BH256 cvtneps_pbh(F a) { BH256 r; EMU_EACH r.v[i] = bf16(a[i]); return r; }
+inline BH cvtne2ps_pbh(F hi, F lo) { BH r; EMU_EACH { poke<uint16_t>(&r, i, bf16(lo[i])); poke<uint16_t>(&r, 16 + i, bf16(hi[i])); } return r; }
+inline BH256 cvtneps_pbh(F a) { BH256 r; EMU_EACH poke<uint16_t>(&r, i, bf16(a[i])); return r; }
 inline F dpbf16_ps(F c, BH a, BH b) {
-  EMU_EACH { uint32_t x, y; std::memcpy(&x, a.v + 2 * i, 4); std::memcpy(&y, b.v + 2 * i, 4); c[i] = pair_dot(c[i], x, y); }
+  EMU_EACH c[i] = pair_dot(c[i], u32((I)a, i), u32((I)b, i));
   return c;
 }
 
@@ -194,9 +196,6 @@ inline F dpbf16_ps(F c, BH a, BH b) {
 }  // namespace emulated
 }  // namespace
 
-// __m512bh is a struct here: convert with __builtin_memcpy or the C-style cast macros of the kernels' own headers.
-#define __m512bh emulated::BH
-#define __m256bh emulated::BH256
 #define _mm512_setzero_ps emulated::setzero_ps
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_setzero_si512 emulated::setzero_si512
