@@ -83,8 +83,18 @@ def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
 def _success(endpoint: Endpoint) -> dict[str, Any]:
     content = _json(endpoint.response) if endpoint.response else {"text/plain": {"schema": {"type": "string"}}}
     if endpoint.chunk is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _event(endpoint.chunk)}
     return {"description": endpoint.summary, "content": content}
+
+
+def _event(chunk: type[msgspec.Struct]) -> dict[str, Any]:
+    """One server-sent event: a chunk as JSON, an ErrorResponse, or [DONE] at the end."""
+    bodies = [
+        {"contentMediaType": "application/json", "contentSchema": {"$ref": f"#/components/schemas/{struct.__name__}"}}
+        for struct in (chunk, ErrorResponse)
+    ]
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, *bodies]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _json(struct: type[msgspec.Struct]) -> dict[str, Any]:
