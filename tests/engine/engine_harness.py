@@ -1,7 +1,7 @@
 """A real engine process behind a real AsyncEngine, on the fake model, for the tests of this folder."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -57,6 +57,31 @@ def ask(engine: AsyncEngine, prompt: str | list[int] = "Once", n: int = 1, **opt
 def endless(engine: AsyncEngine, prompt: str = "Once") -> GenerationRequest:
     """Runs until it is stopped: thousands of steps."""
     return ask(engine, prompt, max_tokens=engine.max_model_len - len(prompt.encode()))
+
+
+class SharedEngine:
+    """One engine on one event loop for many tests: a test is a coroutine that gets the engine."""
+
+    def __init__(self, cache: Path) -> None:
+        self._runner = asyncio.Runner()
+        self._running = running(cache)
+        self._engine = self._runner.run(self._running.__aenter__())
+
+    def run(self, main: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
+        """Runs one test, after which the engine must hold nothing."""
+
+        async def bounded() -> None:
+            async with asyncio.timeout(60):
+                watcher = Watcher(self._engine)
+                await main(self._engine)
+                assert self._engine.num_live == 0
+                assert (await watcher.until_idle()).kv_blocks_used == 0
+
+        self._runner.run(bounded())
+
+    def close(self) -> None:
+        self._runner.run(self._running.__aexit__(None, None, None))
+        self._runner.close()
 
 
 @dataclass
