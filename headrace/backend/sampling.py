@@ -182,10 +182,10 @@ def block_sum(values: F64) -> np.float64:
 
 
 def _signals(logits: F32, logprobs: F64, token: int, allowed: Bool | None) -> tuple[float, float, float, float]:
-    """(logprob of the token, entropy in nats, largest minus second logit, mass that the mask allows), all raw."""
+    """(logprob of the token, entropy in nats, largest minus second logit, mass that the mask removes), all raw."""
     probabilities = np.exp(logprobs)
     finite = probabilities > 0
     entropy = -block_sum(np.where(finite, probabilities * np.where(finite, logprobs, 0), 0))
     two = np.partition(logits, len(logits) - 2)[-2:] if len(logits) > 1 else np.array([0, np.inf])
-    mass = 1.0 if allowed is None else float(block_sum(np.where(allowed, probabilities, 0)))
-    return float(logprobs[token]), float(entropy), float(two[1] - two[0]), mass
+    removed = 0.0 if allowed is None else float(block_sum(np.where(allowed, 0, probabilities)))
+    return float(logprobs[token]), float(entropy), float(two[1] - two[0]), removed

@@ -124,7 +124,7 @@ class StepResult:
     num_accepted: I32  # [S]
     logprobs: F32  # [R, 1 + K] column 0: the chosen (or target) token; then the K most likely; NaN where not asked
     top_ids: I32  # [R, K]; -1 where not asked
-    signals: F32  # [R, 4] logprob, entropy (nats), margin (top-1 minus top-2 logit), mask mass
+    signals: F32  # [R, 4] logprob, entropy (nats), margin (top-1 minus top-2 logit), mass the mask removes
     status: U8  # [S] RowStatus
     hidden: F32  # [0, 0] unless asked
     started_ns: int

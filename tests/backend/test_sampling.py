@@ -160,10 +160,10 @@ def test_bias_comes_before_the_repetition_penalty() -> None:
     assert greedy([1.0, 3.0], prompt=(0,), logit_bias=((0, 3.0),), repetition_penalty=2.0) == 1
 
 
-def test_a_mask_forbids_and_its_mass_is_reported() -> None:
-    result = sample(np.log([0.5, 0.3, 0.2]), mask={1, 2}, temperature=0.0)
+def test_a_mask_forbids_and_the_mass_it_removes_is_reported() -> None:
+    result = sample(np.log([0.5, 0.3, 0.2]), mask={1}, temperature=0.0)
     assert result.token_ids.tolist() == [1]
-    assert result.signals[0, 3] == pytest.approx(0.5)
+    assert result.signals[0, 3] == pytest.approx(0.7)
 
 
 def test_a_mask_reaches_beyond_its_first_word() -> None:
@@ -183,7 +183,7 @@ def test_logprobs_are_raw_whatever_was_asked_of_the_choice() -> None:
 def test_signals_are_logprob_entropy_margin_and_mass() -> None:
     result = sample(np.log([0.5, 0.25, 0.25]), temperature=0.0)
     entropy = 0.5 * np.log(2) + 0.5 * np.log(4)
-    assert result.signals[0].tolist() == pytest.approx([np.log(0.5), entropy, np.log(2), 1.0])
+    assert result.signals[0].tolist() == pytest.approx([np.log(0.5), entropy, np.log(2), 0.0])
 
 
 def test_a_prompt_logprob_row_reports_its_target_and_samples_nothing() -> None:
@@ -214,7 +214,7 @@ def test_minus_infinity_is_a_legal_logit() -> None:
     result = sample([-np.inf, 1.0, -np.inf], logprobs=3, seed=4)
     assert result.status.tolist() == [RowStatus.OK]
     assert result.token_ids.tolist() == [1]
-    assert result.signals[0].tolist() == [0.0, 0.0, np.inf, 1.0]
+    assert result.signals[0].tolist() == [0.0, 0.0, np.inf, 0.0]
 
 
 def test_rows_do_not_see_each_other() -> None:
