@@ -281,7 +281,8 @@ int32_t choose(const SampleArgs* a, int32_t row, const float* logits, float max,
   const float top = max / a->temperature[row];
   const float floor = a->min_p[row] > 0.0f ? top + __builtin_logf(a->min_p[row]) : -kInfinity;
   for (int64_t i = 0; i < vocab; i += kLanes) {
-    const f32v scaled = v_div(load_columns(logits, i, vocab, -kInfinity), temperature);
+    // Adding zero makes -0 a +0, so that equal logits have equal bits.
+    const f32v scaled = v_add(v_div(load_columns(logits, i, vocab, -kInfinity), temperature), v_zero());
     const f32v weight = v_zero_if_less(scaled, v_set1(floor), v_exp(v_sub(scaled, v_set1(top))));
     if (vocab - i < kLanes) {
       v_store_first(x + i, scaled, vocab - i);
