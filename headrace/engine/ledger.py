@@ -157,18 +157,22 @@ class Generation(AsyncIterator[Delta]):
         self._live = live
         self._abandon = abandon
         self._loop = loop
+        self._closed = False
 
     async def __anext__(self) -> Delta:
+        if self._closed:
+            raise StopAsyncIteration
         try:
             delta = await self._live.read()
         except asyncio.CancelledError:
-            self._abandon(self._live)
+            await self.aclose()
             raise
         if delta is None:
             raise StopAsyncIteration
         return delta
 
     async def aclose(self) -> None:
+        self._closed = True
         self._abandon(self._live)
 
     def __del__(self) -> None:
