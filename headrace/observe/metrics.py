@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-import headrace
 from headrace.core.events import Event, EventKind
 
 M = TypeVar("M", Counter, Gauge, Histogram)
@@ -56,7 +55,8 @@ class _Live:
 class Metrics:
     """All series of one served model, in a registry of their own."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, version: str = "") -> None:
+        """`version` is the server's own."""
         self._registry = CollectorRegistry()
         self._model_name = model_name
         self._live: dict[str, _Live] = {}
@@ -87,7 +87,7 @@ class Metrics:
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self._kv_blocks = self._gauge("kv_cache_blocks", "KV blocks there are")
         info = self._family(Gauge, "build_info", "Constant 1", ("version",))
-        info.labels(self._model_name, headrace.__version__).set(1)
+        info.labels(self._model_name, version).set(1)
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:

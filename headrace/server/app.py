@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+import headrace
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.config import Config
 from headrace.observe.metrics import Metrics
@@ -48,7 +49,7 @@ def create_app(
         keep_alive_interval=config.keep_alive_interval,
         body_timeout=_BODY_TIMEOUT_S,
     )
-    table = endpoints(service, metrics or Metrics(name))
+    table = endpoints(service, metrics or Metrics(name, headrace.__version__))
     schema = document(table)
 
     async def openapi(request: Request) -> Response:

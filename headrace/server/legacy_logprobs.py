@@ -22,10 +22,11 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class LegacyLogprobs:
     """Shapes the tokens of one choice, chunk after chunk: offsets run on."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, start: int = 0) -> None:
+        """`start`: place of the first token's first character; what lies before 0 counts as 0."""
         self._vocabulary = vocabulary
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")  # a token may hold half of one
-        self._offset = 0
+        self._offset = start
 
     def shape(self, tokens: Sequence[TokenInfo | int]) -> CompletionLogprobs:
         """A bare id is a token without a logprob."""
@@ -38,7 +39,7 @@ class LegacyLogprobs:
             result.tokens.append(_name(data))
             result.token_logprobs.append(logprob)
             result.top_logprobs.append(top)
-            result.text_offset.append(self._offset)
+            result.text_offset.append(max(0, self._offset))
             self._offset += len(self._characters.decode(data))
         return result
 

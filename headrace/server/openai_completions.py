@@ -6,7 +6,7 @@ Evaluation harnesses live here: `echo` with `logprobs` scores a prompt, and with
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -101,7 +101,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
     requests = [_generation(service, body, p, f"{completion_id}-{i}", salt) for i, p in enumerate(prompts)]
     counter = Counter([len(prompt.token_ids) for prompt in prompts], n)
     writer = _Writer(service, body, completion_id, prompts)
-    deltas = _scoring(await start(service, requests)) if body.max_tokens == 0 else await start(service, requests)
+    deltas = await start(service, requests)
     if body.stream:
         return EventStream(writer.frames(deltas, counter), service.keep_alive_interval)
     answers = await while_connected(request.receive, collect(deltas, counter, n * len(prompts)))
@@ -128,11 +128,7 @@ async def _prompts(service: Service, body: CompletionRequest, n: int) -> list[_P
             ids = await service.engine.encode(part, add_special_tokens=body.add_special_tokens is not False)
             result.append(_Prompt(part, ids))
         else:
-            ids = list(part) if isinstance(part, list) else []
-            service.check_token_ids(ids, "prompt")
-            result.append(_Prompt(None, ids))
-        if not ids:
-            raise RequestError("The prompt has no tokens: there is nothing to continue", param="prompt")
+            result.append(_Prompt(None, list(part) if isinstance(part, list) else []))
     return result
 
 
@@ -151,8 +147,7 @@ def _mixed(index: int) -> RequestError:
 def _generation(
     service: Service, body: CompletionRequest, prompt: _Prompt, request_id: str, tenant_salt: str
 ) -> GenerationRequest:
-    asked = 1 if body.max_tokens == 0 else body.max_tokens  # the engine always draws one; `_scoring` drops it
-    max_tokens = service.output_budget(len(prompt.token_ids), asked, _DEFAULT_MAX_TOKENS)
+    max_tokens = service.output_budget(len(prompt.token_ids), body.max_tokens, _DEFAULT_MAX_TOKENS)
     prompt_logprobs = body.logprobs if body.echo else None
     return GenerationRequest(
         request_id=request_id,
@@ -164,25 +159,6 @@ def _generation(
         skip_special_tokens=body.skip_special_tokens is not False,
         cache_salt=tenant_salt + (body.cache_salt or ""),
     )
-
-
-async def _scoring(deltas: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
-    """The deltas of a request that asked for no tokens: the prompt's logprobs remain, the one drawn token goes."""
-    async with aclosing(deltas):
-        async for index, delta in deltas:
-            reason = FinishReason.LENGTH if delta.finish_reason else None
-            yield (
-                index,
-                replace(
-                    delta,
-                    text="",
-                    token_ids=[],
-                    num_output_tokens=0,
-                    logprobs=None,
-                    finish_reason=reason,
-                    stop_reason=None,
-                ),
-            )
 
 
 class _Writer:
@@ -198,7 +174,9 @@ class _Writer:
         self._logprobs = body.logprobs
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
         tokenizer = service.engine.tokenizer
-        self._shapers = [LegacyLogprobs(tokenizer) for _ in range(self._n * len(prompts))]
+        self._shapers = [
+            LegacyLogprobs(tokenizer, self._text_start(prompt)) for prompt in prompts for _ in range(self._n)
+        ]
         self._silent = [True] * len(self._shapers)  # choices whose prompt has not been echoed yet
 
     def whole(self, answers: list[Answer], usage: Usage) -> Completion:
@@ -207,7 +185,7 @@ class _Writer:
             text, logprobs = "".join(answer.text), None
             if self._logprobs is not None:
                 logprobs = self._shape(index, self._echoed(index, answer.prompt_logprobs), answer.logprobs)
-            text = self._prompt_text(index) + text if self._echo else text
+            text = self._prompt_text(self._prompts[index // self._n]) + text if self._echo else text
             choices.append(CompletionChoice(index, text, logprobs, answer.finish_reason, answer.stop_reason))
         return self._completion(choices, usage)
 
@@ -228,16 +206,23 @@ class _Writer:
         if self._logprobs is not None and (delta.logprobs or prompt):
             logprobs = self._shape(index, prompt, delta.logprobs or [])
         if first and self._echo:
-            text = self._prompt_text(index) + text
+            text = self._prompt_text(self._prompts[index // self._n]) + text
         if not (text or logprobs or delta.finish_reason):
             return None
         return CompletionChoice(index, text, logprobs, delta.finish_reason, delta.stop_reason)
 
-    def _prompt_text(self, index: int) -> str:
-        prompt = self._prompts[index // self._n]
+    def _prompt_text(self, prompt: _Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
         return self._service.engine.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+    def _text_start(self, prompt: _Prompt) -> int:
+        """Where the echoed prompt's tokens begin: before 0 when a begin token or a leading space is not in its text."""
+        if not self._echo or self._logprobs is None:
+            return 0
+        tokenizer = self._service.engine.tokenizer
+        data = b"".join(tokenizer.token_bytes(token_id) for token_id in prompt.token_ids)
+        return len(self._prompt_text(prompt)) - len(data.decode("utf-8", "replace"))
 
     def _echoed(self, index: int, scored: list[TokenInfo]) -> list[TokenInfo | int]:
         """The prompt's tokens, the first as a bare id: nothing comes before it, so it has no logprob."""

@@ -22,6 +22,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+import headrace
 from headrace.base.config import Config, cache_dir, notify_socket
 from headrace.core.events import Event, EventKind
 from headrace.engine.client import AsyncEngine
@@ -44,11 +45,11 @@ _FLUSH_S = 5.0  # for last frames to leave after the engine is gone
 
 def serve(config: Config) -> int:
     """Serves until a signal. Returns the exit status. Raises ConfigError, and what makes a model unloadable."""
+    listener = listen(config.host, config.port, has_key=bool(parse_keys(config.api_key)))
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    listener = listen(config.host, config.port, has_key=bool(parse_keys(config.api_key)))
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(config, listener).run())
 
@@ -76,7 +77,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        lifecycle, metrics = Lifecycle(), Metrics(self._name)
+        lifecycle, metrics = Lifecycle(), Metrics(self._name, headrace.__version__)
         engine = AsyncEngine(self._config)
         engine.subscribe(metrics.fold)
         engine.subscribe(lambda events: self._on_events(engine, events))

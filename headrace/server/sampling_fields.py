@@ -112,11 +112,7 @@ def sampling_params(
     """The model's defaults with the request's own values over them. Raises RequestError for a bad token id."""
     defaults = service.engine.default_params()
     bias = fields.logit_bias or {}
-    service.check_token_ids(list(bias), "logit_bias")
     service.check_token_ids(fields.stop_token_ids or [], "stop_token_ids")
-    if (fields.min_tokens or 0) > max_tokens:
-        message = f"min_tokens {fields.min_tokens} is more than the {max_tokens} tokens that may be generated"
-        raise RequestError(message, param="min_tokens", code="invalid_value")
     stop_ids = () if fields.ignore_eos else defaults.stop_token_ids
     given = {
         "temperature": fields.temperature,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.base.config import Config, nearest
-from headrace.base.errors import ContextLengthError, EngineDeadError, NotFoundError, OverloadedError, RequestError
+from headrace.base.errors import EngineDeadError, NotFoundError, OverloadedError, RequestError
 from headrace.core.request import SamplingParams
 from headrace.engine.generation import Delta, EngineStatus, GenerationRequest
 from headrace.engine.messages import Gauges
@@ -104,25 +104,13 @@ class Service:
     def output_budget(self, num_prompt_tokens: int, asked: int | None, default: int | None) -> int:
         """How many tokens may be generated. `default` None fills the context.
 
-        Raises ContextLengthError with both numbers; nothing is ever cut to fit.
+        Nothing is ever cut to fit: what was asked for stands, and a prompt that leaves no room still asks for one
+        token, so that the engine's own check refuses both with the numbers.
         """
-        limit = self.engine.max_model_len
-        room = limit - num_prompt_tokens
-        if room < 1:
-            message = (
-                f"This model's maximum context length is {limit} tokens, and the prompt has {num_prompt_tokens} "
-                "tokens, which leaves no room for an answer"
-            )
-            raise ContextLengthError(message, param="prompt", code="context_length_exceeded")
-        if asked is None:
-            return room if default is None else min(default, room)
-        if asked > room:
-            message = (
-                f"This model's maximum context length is {limit} tokens, and {num_prompt_tokens + asked} were asked "
-                f"for: {num_prompt_tokens} in the prompt and {asked} to generate"
-            )
-            raise ContextLengthError(message, param="max_tokens", code="context_length_exceeded")
-        return asked
+        if asked is not None:
+            return asked
+        room = max(1, self.engine.max_model_len - num_prompt_tokens)
+        return room if default is None else min(default, room)
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raises RequestError for an id outside the vocabulary."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 from headrace.core.request import FinishReason, SamplingParams
+from headrace.engine.checks import check_generation
 from headrace.engine.generation import Delta, EngineStatus, GenerationRequest, TokenInfo
 from headrace.engine.messages import Gauges
 
@@ -82,6 +83,7 @@ class FakeEngine:
     def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         if self.refuse is not None:
             raise self.refuse
+        check_generation(request, self.max_model_len, self.tokenizer.vocab_size)
         self.requests.append(request)
         return self._run(request)
 
@@ -104,6 +106,9 @@ class FakeEngine:
         prompt_logprobs = None
         if params.prompt_logprobs is not None and choice == 0:
             prompt_logprobs = [self._info(i, params.prompt_logprobs) for i in request.prompt_token_ids[1:]]
+        if not limit:  # a prompt that is only scored
+            size = len(request.prompt_token_ids)
+            yield Delta(choice, "", [], size, 0, prompt_logprobs=prompt_logprobs, finish_reason=FinishReason.LENGTH)
         for i, token_id in enumerate(words[:limit]):
             if i == self.fail_at:
                 raise self.failure

@@ -155,10 +155,10 @@ def test_nothing_is_cut_to_fit_the_context(client: TestClient, engine: FakeEngin
     engine.max_model_len = 100
     too_long = client.post(PATH, json={"messages": [{"role": "user", "content": "a" * 200}]})
     assert too_long.status_code == 400 and too_long.json()["error"]["code"] == "context_length_exceeded"
-    assert "100 tokens" in too_long.json()["error"]["message"] and "218 tokens" in too_long.json()["error"]["message"]
+    assert "holds 100 tokens" in too_long.json()["error"]["message"] and "218 in the prompt" in too_long.text
     too_many = client.post(PATH, json={**HI, "max_tokens": 90})
     assert too_many.status_code == 400 and too_many.json()["error"]["code"] == "context_length_exceeded"
-    assert "maximum context length is 100 tokens, and 110 were asked" in too_many.json()["error"]["message"]
+    assert "holds 100 tokens, but 110 are asked for: 20 in the prompt and 90 to generate" in too_many.text
     assert not engine.requests
     assert client.post(PATH, json={**HI, "max_tokens": 80}).status_code == 200
 

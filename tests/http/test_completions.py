@@ -60,7 +60,7 @@ def test_too_many_answers_in_one_request(client: TestClient) -> None:
 def test_one_prompt_of_several_that_does_not_fit_starts_none(client: TestClient, engine: FakeEngine) -> None:
     engine.max_model_len = 50
     response = client.post(PATH, json={"prompt": ["a", "b" * 60]})
-    assert response.json()["error"]["code"] == "context_length_exceeded" and not engine.requests
+    assert response.json()["error"]["code"] == "context_length_exceeded" and not engine.live
 
 
 def test_logprobs_in_parallel_lists(client: TestClient) -> None:
@@ -90,7 +90,7 @@ def test_echo_without_tokens_only_scores(client: TestClient, engine: FakeEngine)
     body = client.post(PATH, json={"prompt": "abc", "max_tokens": 0, "logprobs": 1, "echo": True}).json()
     assert body["choices"][0]["text"] == "abc" and body["choices"][0]["finish_reason"] == "length"
     assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
-    assert body["usage"]["completion_tokens"] == 0 and engine.requests[0].params.max_tokens == 1
+    assert body["usage"]["completion_tokens"] == 0 and engine.requests[0].params.max_tokens == 0
 
 
 def test_echo_alone_asks_for_no_scores(client: TestClient, engine: FakeEngine) -> None:
@@ -106,6 +106,11 @@ def test_half_characters_have_names_and_places_of_their_own(engine: FakeEngine) 
     )
     assert shaped.tokens == ["bytes:\\xc3", "bytes:\\xa9", "x"] and shaped.text_offset == [0, 0, 1]
     assert shaped.token_logprobs == [-9999.0] * 3  # JSON has no infinity
+
+
+def test_places_count_only_what_the_text_shows(engine: FakeEngine) -> None:
+    shaped = LegacyLogprobs(engine.tokenizer, start=-5).shape([END, *b"ab"])
+    assert shaped.tokens == ["<end>", "a", "b"] and shaped.text_offset == [0, 0, 1]
 
 
 def test_tokenize_and_detokenize_undo_each_other(client: TestClient) -> None:

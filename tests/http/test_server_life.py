@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import PATIENCE_S, ServerProcess, command_line, is_running
+from server_process import PATIENCE_S, ServerProcess, is_running
 
 import headrace
+from headrace.base.config import Config
+from headrace.base.errors import ConfigError
+from headrace.server.listen import listen, url_of
+from headrace.server.run import serve
 
 LONG = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 4000, "temperature": 0}
 
@@ -59,15 +63,28 @@ def eventually(is_true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_with_status_0_and_no_orphans(tmp_path: Path, number: int) -> None:
-    with ServerProcess(tmp_path) as server:
-        engine, children = server.engine_pid, server.children()
-        assert get(server, "/readyz") == (200, {"status": "ready"})
-        server.signal(number)
-        assert server.wait() == 0, server.log
-        assert engine in children
-        eventually(lambda: not any(is_running(pid) for pid in children))
+def test_a_server_says_what_it_does_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(path)
+        systemd.settimeout(PATIENCE_S)
+        with ServerProcess(tmp_path, ready=False, env={"NOTIFY_SOCKET": path}) as server:
+            assert get(server, "/livez") == (200, {"status": "alive"})
+            status, body = get(server, "/readyz")
+            assert (status, body["status"]) in ((503, "loading"), (200, "ready"))
+            server.line_with("curl")
+            assert get(server, "/readyz") == (200, {"status": "ready"})
+            assert systemd.recv(1000) == b"STATUS=Loading the model"
+            assert systemd.recv(1000).startswith(b"READY=1")
+            [entry] = (tmp_path / "cache" / "run").glob("*.json")  # what `headrace ps` reads
+            assert json.loads(entry.read_text())["url"] == server.url
+            engine, children = server.engine_pid, server.children()
+            assert engine in children
+            server.signal(signal.SIGTERM)
+            assert systemd.recv(1000) == b"STOPPING=1"
+            assert server.wait() == 0, server.log
+            eventually(lambda: not any(is_running(pid) for pid in children))
+            assert not entry.exists() and "Traceback" not in server.log
 
 
 def test_what_runs_at_sigterm_is_finished(tmp_path: Path) -> None:
@@ -112,14 +129,6 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         stream.close()
 
 
-def test_a_killed_server_leaves_no_orphans(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path) as server:
-        children = server.children()
-        server.process.kill()
-        server.wait()
-        eventually(lambda: not any(is_running(pid) for pid in children))
-
-
 def test_a_killed_engine_gives_error_frames_and_comes_back(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         first = server.engine_pid
@@ -141,7 +150,7 @@ def test_a_killed_engine_gives_error_frames_and_comes_back(tmp_path: Path) -> No
             stream.close()
 
 
-def test_clients_that_vanish_leave_no_request_and_no_block(tmp_path: Path) -> None:
+def test_vanished_clients_leave_no_request_and_a_killed_server_leaves_no_orphan(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, "--max-num-seqs=4") as server:
         streams = [Stream(server, LONG) for _ in range(12)]  # four run, eight wait
         next(iter(streams[0]))
@@ -155,15 +164,10 @@ def test_clients_that_vanish_leave_no_request_and_no_block(tmp_path: Path) -> No
 
         eventually(idle)
         assert list(Stream(server, {**LONG, "max_tokens": 2}))[-1] == "data: [DONE]"
-
-
-def test_probes_answer_from_the_first_moment(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, ready=False) as server:
-        assert get(server, "/livez") == (200, {"status": "alive"})
-        status, body = get(server, "/readyz")
-        assert (status, body["status"]) in ((503, "loading"), (200, "ready"))
-        server.line_with("curl")
-        assert get(server, "/readyz")[0] == 200
+        children = server.children()
+        server.process.kill()
+        server.wait()
+        eventually(lambda: not any(is_running(pid) for pid in children))
 
 
 def test_a_stop_while_loading_ends_with_status_0(tmp_path: Path) -> None:
@@ -172,57 +176,42 @@ def test_a_stop_while_loading_ends_with_status_0(tmp_path: Path) -> None:
         assert server.wait() == 0, server.log
 
 
-def run_to_the_end(*flags: str) -> "subprocess.CompletedProcess[str]":
-    home = str(Path(headrace.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-m", "headrace.cli.main", "serve", "--backend=fake", *flags],
+def test_a_model_that_is_not_there_ends_the_server_with_a_word(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "headrace.cli.main", "serve", "--port=0"),
+            *(f"--cache-dir={tmp_path}", "no-such-model.gguf"),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": home},
+        env={**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parents[1])},
     )
+    assert result.returncode == 1 and "no-such-model.gguf" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_port_in_use_is_an_error_that_names_the_cure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = run_to_the_end(f"--port={taken.getsockname()[1]}")
-    assert result.returncode == 2 and "in use" in result.stderr and "--port" in result.stderr
-    assert "Traceback" not in result.stderr
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use: .*--port"):
+            serve(Config(backend="fake", port=port))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_listening_beyond_loopback_needs_a_key(host: str) -> None:
-    result = run_to_the_end(f"--host={host}", "--port=0")
-    assert result.returncode == 2 and "--api-key" in result.stderr
+    with pytest.raises(ConfigError, match="--api-key"):
+        listen(host, 0, has_key=False)
+    with listen(host, 0, has_key=True) as listener:
+        assert url_of(listener).startswith(("http://127.0.0.1:", "http://[::1]:"))
 
 
-def test_a_host_that_is_none_is_an_error() -> None:
-    result = run_to_the_end("--host=256.1.1.1", "--port=0")
-    assert result.returncode == 2 and "--host" in result.stderr
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.9.9.9"])
+def test_loopback_needs_none(host: str) -> None:
+    with listen(host, 0, has_key=False) as listener:
+        assert url_of(listener).startswith("http://127.")
 
 
-def test_a_model_that_is_not_there_ends_the_server_with_a_word(tmp_path: Path) -> None:
-    result = run_to_the_end("--backend=cpu", "--port=0", f"--cache-dir={tmp_path}", "no-such-model.gguf")
-    assert result.returncode == 1 and "no-such-model.gguf" in result.stderr and "Traceback" not in result.stderr
-
-
-def test_systemd_is_told_of_readiness_and_of_the_end(tmp_path: Path) -> None:
-    path = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(path)
-        systemd.settimeout(PATIENCE_S)
-        with ServerProcess(tmp_path, env={"NOTIFY_SOCKET": path}) as server:
-            assert systemd.recv(1000) == b"STATUS=Loading the model"
-            assert systemd.recv(1000).startswith(b"READY=1")
-            server.signal(signal.SIGTERM)
-            assert systemd.recv(1000) == b"STOPPING=1"
-            assert server.wait() == 0
-
-
-def test_ps_knows_the_server_while_it_runs(tmp_path: Path) -> None:
-    listed = tmp_path / "cache" / "run"
-    with ServerProcess(tmp_path) as server:
-        [entry] = listed.glob("*.json")
-        assert json.loads(entry.read_text())["url"] == server.url
-        assert "headrace" in command_line(server.process.pid)
-    assert not list(listed.glob("*.json"))
+@pytest.mark.parametrize("host", ["256.1.1.1", "8.8.8.8"])
+def test_a_host_that_is_not_ours_is_an_error(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--host|cannot listen"):
+        listen(host, 0, has_key=True)
