@@ -156,6 +156,7 @@ struct KernelTable {
   void (*embed)(const SourceRows* table, const int32_t* ids, float scale, float* out, int64_t ldo, int32_t begin, int32_t end);
   void (*softcap)(float* x, int64_t count, float cap);
   void (*sample)(const SampleArgs* a, int32_t row);
+  void (*gate)(const float* gate, const float* up, float* out, int64_t count, int32_t epilogue);  // out may be gate
 };
 
 const KernelTable* kernel_table_reference();

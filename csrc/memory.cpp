@@ -1,0 +1,49 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+#include <utility>
+
+namespace headrace {
+
+constexpr size_t kHugePage = 2 << 20;
+
+Memory::Memory(size_t bytes) {
+  if (bytes == 0) return;
+  size_ = bytes >= kHugePage ? (bytes + kHugePage - 1) / kHugePage * kHugePage : bytes;
+  // The kernel aligns mappings to pages only; a huge page needs its own alignment, so ask for more and give back.
+  const size_t spare = bytes >= kHugePage ? kHugePage : 0;
+  void* mapped = mmap(nullptr, size_ + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<uint8_t*>(mapped);
+  if (spare == 0) return;
+  const size_t lead = (kHugePage - reinterpret_cast<uintptr_t>(data_) % kHugePage) % kHugePage;
+  if (lead > 0) munmap(data_, lead);
+  if (spare > lead) munmap(data_ + lead + size_, spare - lead);
+  data_ += lead;
+  madvise(data_, size_, MADV_HUGEPAGE);
+}
+
+Memory::~Memory() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+void drop_file_pages(const uint8_t* data, size_t bytes) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+}  // namespace headrace

@@ -1,0 +1,33 @@
+// Large anonymous memory: page-aligned, zero, in huge pages where the kernel grants them (4 KiB pages cost a third of
+// the bandwidth of a weight stream).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes);  // throws std::bad_alloc
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <typename T>
+  T* as() const { return reinterpret_cast<T*>(data_); }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Tells the kernel that the pages wholly inside a file mapping's range are not needed again; a later read brings them
+// back. Only for file mappings: anonymous pages would lose their content.
+void drop_file_pages(const uint8_t* data, size_t bytes);
+
+}  // namespace headrace

@@ -1,0 +1,70 @@
+#include "tensors.h"
+
+#include <cstring>
+
+namespace headrace {
+
+Matrix::Matrix(int64_t rows, int64_t width)
+    : memory_(std::make_shared<Memory>(sizeof(float) * rows * width)),
+      data_(memory_->as<float>()), rows_(rows), width_(width), stride_(width) {}
+
+Matrix Matrix::columns(int64_t begin, int64_t count) const {
+  Matrix part = *this;
+  part.data_ += begin;
+  part.width_ = count;
+  return part;
+}
+
+ActivationBuffer::ActivationBuffer(int64_t rows, int64_t k, bool want_f32, bool want_q) : view() {
+  const int64_t k_pad = (k + kQuantGroup - 1) / kQuantGroup * kQuantGroup;
+  view.rows = static_cast<int32_t>(rows);
+  view.k = static_cast<int32_t>(k);
+  view.k_pad = static_cast<int32_t>(k_pad);
+  if (want_f32) {
+    f32_ = Memory(sizeof(float) * rows * k_pad);
+    view.f32 = f32_.as<float>();
+  }
+  if (want_q) {
+    q_ = Memory(rows * k_pad);
+    scale_ = Memory(sizeof(float) * rows * k_pad / kQuantGroup);
+    sum_ = Memory(sizeof(int16_t) * rows * k_pad / 16);
+    view.q = q_.as<int8_t>();
+    view.scale = scale_.as<float>();
+    view.sum = sum_.as<int16_t>();
+  }
+}
+
+Weight::Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes)
+    : kernels(kernels), view(layout), memory_(bytes), bytes_(bytes) {
+  view.data = memory_.data();
+}
+
+KVCache::KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim)
+    : layers(layers), blocks(blocks), block_size(block_size), kv_heads(kv_heads), head_dim(head_dim),
+      memory_(sizeof(uint16_t) * 2 * layers * layer_elements()) {}
+
+void KVCache::copy(int32_t source, int32_t destination) {
+  const int64_t size = block_elements();
+  for (int32_t layer = 0; layer < layers; ++layer) {
+    std::memcpy(keys(layer) + destination * size, keys(layer) + source * size, 2 * size);
+    std::memcpy(values(layer) + destination * size, values(layer) + source * size, 2 * size);
+  }
+}
+
+void KVCache::read(int32_t block, uint8_t* out) const {
+  const int64_t size = block_elements();
+  for (int32_t layer = 0; layer < layers; ++layer, out += 4 * size) {
+    std::memcpy(out, keys(layer) + block * size, 2 * size);
+    std::memcpy(out + 2 * size, values(layer) + block * size, 2 * size);
+  }
+}
+
+void KVCache::write(int32_t block, const uint8_t* in) {
+  const int64_t size = block_elements();
+  for (int32_t layer = 0; layer < layers; ++layer, in += 4 * size) {
+    std::memcpy(keys(layer) + block * size, in, 2 * size);
+    std::memcpy(values(layer) + block * size, in + 2 * size, 2 * size);
+  }
+}
+
+}  // namespace headrace

@@ -1,0 +1,73 @@
+// The owners of native memory that Python builds a tape from: packed weights, activations, matrices, KV caches.
+// Each knows its own sizes, so that the border can check what it is given. None knows a model.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+
+namespace headrace {
+
+// A float matrix, or some columns of one.
+class Matrix {
+ public:
+  Matrix(int64_t rows, int64_t width);
+  Matrix columns(int64_t begin, int64_t count) const;  // shares the memory
+
+  float* data() const { return data_; }
+  int64_t rows() const { return rows_; }
+  int64_t width() const { return width_; }
+  int64_t stride() const { return stride_; }
+
+ private:
+  std::shared_ptr<Memory> memory_;
+  float* data_;
+  int64_t rows_, width_, stride_;
+};
+
+// What norm_quant writes and gemm reads.
+class ActivationBuffer {
+ public:
+  ActivationBuffer(int64_t rows, int64_t k, bool want_f32, bool want_q);
+  Activations view;
+
+ private:
+  Memory f32_, q_, scale_, sum_;
+};
+
+class Weight {
+ public:
+  Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes);
+  const KernelTable* kernels;  // whose layout it has
+  PackedWeight view;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Memory memory_;
+  int64_t bytes_;
+};
+
+// Keys and values of the layers of one KV group, bf16, layer by layer:
+//   keys [layer][block][kv_head][head_dim / 2][block_size][2]    values [layer][block][kv_head][block_size / 2][head_dim][2]
+class KVCache {
+ public:
+  KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim);
+
+  uint16_t* keys(int32_t layer) const { return memory_.as<uint16_t>() + 2 * layer * layer_elements(); }
+  uint16_t* values(int32_t layer) const { return keys(layer) + layer_elements(); }
+  int64_t block_elements() const { return static_cast<int64_t>(kv_heads) * head_dim * block_size; }
+  int64_t block_bytes() const { return block_elements() * 2 * 2 * layers; }  // of all layers, keys and values
+  int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
+  void copy(int32_t source, int32_t destination);
+  void read(int32_t block, uint8_t* out) const;   // block_bytes: for each layer, keys then values
+  void write(int32_t block, const uint8_t* in);
+
+  const int32_t layers, blocks, block_size, kv_heads, head_dim;
+
+ private:
+  int64_t layer_elements() const { return blocks * block_elements(); }
+  Memory memory_;
+};
+
+}  // namespace headrace
