@@ -10,6 +10,7 @@ the kernel kills it when the parent dies, and the end of its standard input says
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -196,6 +197,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(given.parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # for the parent, which lets us finish and then says Shutdown
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()  # a crash in native code says on stderr where it was
     os.set_blocking(given.life, False)
     channel = Channel(given.socket)
     channel.send(Loading("starting", 0.0))

@@ -78,6 +78,29 @@ def test_stop_strings_that_span_tokens(shared: SharedEngine) -> None:
     shared.run(main)
 
 
+def test_a_stop_string_is_noticed_while_nobody_reads(shared: SharedEngine) -> None:
+    async def main(engine: AsyncEngine) -> None:
+        watcher = Watcher(engine)
+        request = ask(engine, "Once", max_tokens=4000, stop=["wheel"])
+        stream = engine.generate(request)
+        await watcher.until(EventKind.FINISHED, request.request_id)
+        assert "".join([delta.text async for delta in stream]) == LINE[4 : LINE.index("wheel")]
+
+    shared.run(main)
+
+
+def test_a_failing_subscriber_harms_nobody(shared: SharedEngine) -> None:
+    async def main(engine: AsyncEngine) -> None:
+        def broken(events: object) -> None:
+            raise RuntimeError("an observer's defect")
+
+        unsubscribe = engine.subscribe(broken)
+        assert (await collect(engine, ask(engine))).last.num_output_tokens == 16
+        unsubscribe()
+
+    shared.run(main)
+
+
 def test_min_tokens_hold_a_stop_string_off(shared: SharedEngine) -> None:
     async def main(engine: AsyncEngine) -> None:
         whole = expected_text(4, 500).decode("utf-8", "replace")
