@@ -64,6 +64,7 @@ class _Rows:
 
 
 _NO_BIAS: dict[int, float] = {}
+COLDEST = 1e-4  # a lower temperature is greedy: dividing by it would overflow float32, and the outcome is the same
 _NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 
 
@@ -131,7 +132,7 @@ def _append_rows(rows: _Rows, sequence: ScheduledSequence, offset: int) -> None:
     rows.targets.append(-1)
     rows.floats.append(
         (
-            params.temperature,
+            params.temperature if params.temperature >= COLDEST else 0.0,
             params.top_p,
             params.min_p,
             params.repetition_penalty,

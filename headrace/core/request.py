@@ -32,7 +32,7 @@ class SamplingParams:
 
     max_tokens: int = 16
     min_tokens: int = 0
-    temperature: float = 1.0  # 0 is greedy
+    temperature: float = 1.0  # 0 is greedy, and so is anything below 1e-4
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
     min_p: float = 0.0

@@ -16,7 +16,6 @@ trusts requests: the border has validated them. The cost of a step does not depe
 import bisect
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
 
 from headrace.base.errors import HeadraceError
 from headrace.core.batch import Batch, StepResult
@@ -49,12 +48,6 @@ class StepLimits:
     vocab_size: int
 
 
-class _OutputDetails(TypedDict, total=False):
-    logprobs: list[TokenLogprob] | None
-    prompt_logprobs: list[TokenLogprob] | None
-    error: str
-
-
 class Scheduler:
     def __init__(self, limits: StepLimits, kv: KVCacheManager, recorder: EventRecorder) -> None:
         self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_rows)
@@ -78,7 +71,7 @@ class Scheduler:
 
         One that cannot be served gets an ERROR output, one that is complete already (resubmitted after a crash) its
         finish reason; both come with the next `update` or `drain`. The prompt is computed once, by the first choice.
-        Its logprobs go to every choice, before or with the first token; a resubmitted request with output had them.
+        Its logprobs go to every choice, before or with the first token; not again once any of the choices has output.
         """
         request_id = choices[0].request_id
         if request_id in self._families:
@@ -91,7 +84,7 @@ class Scheduler:
             family.followers.append(sequence)
             self._num_followers += 1
             self._recorder.record(EventKind.QUEUED, now_ns, request_id, request.choice)
-        fresh = choices[0].choice == 0 and not any(request.output_token_ids for request in choices)
+        fresh = not any(request.output_token_ids for request in choices)
         self._lead(family, 0 if fresh and choices[0].params.prompt_logprobs is not None else NO_ROW, now_ns)
 
     def abort(self, request_id: str, now_ns: int) -> bool:
@@ -281,36 +274,25 @@ class Scheduler:
         token_ids, reason = self._accept(sequence, part.token_ids, now_ns)
         if token_ids or reason or part.prompt_logprobs:
             logprobs = part.logprobs and part.logprobs[: len(token_ids)]
-            self._output(sequence, token_ids, reason, logprobs=logprobs, prompt_logprobs=part.prompt_logprobs)
+            self._output(sequence, token_ids, reason, logprobs, part.prompt_logprobs)
         if reason is not None:
             self._retire(sequence, reason, now_ns)
 
     def _accept(self, sequence: Sequence, token_ids: list[int], now_ns: int) -> tuple[list[int], FinishReason | None]:
         """Appends new tokens up to the one that ends the sequence. Returns those that count, and why it ended."""
-        request = sequence.request
-        reason = None if sequence.samples else self._verdict(sequence)
-        count = 0
+        request, count = sequence.request, 0
+        reason = None if sequence.samples else sequence.verdict(self.max_model_len)
         while count < len(token_ids) and reason is None:
             request.output_token_ids.append(token_ids[count])
             if sequence.history is not None:
                 sequence.history.add(token_ids[count])
             count += 1
-            reason = self._verdict(sequence)
+            reason = sequence.verdict(self.max_model_len)
         if count:
-            first = request.num_output_tokens == count
-            if first:
+            if request.num_output_tokens == count:
                 self._record(EventKind.FIRST_TOKEN, sequence, now_ns)
             self._record(EventKind.TOKENS, sequence, now_ns, count)
         return token_ids[:count], reason
-
-    def _verdict(self, sequence: Sequence) -> FinishReason | None:
-        """Why a sequence needs no further token, or None."""
-        request = sequence.request
-        if request.output_token_ids and request.output_token_ids[-1] in sequence.stop_ids:
-            return FinishReason.STOP
-        if request.num_output_tokens >= request.params.max_tokens and not sequence.owes_prompt_rows:
-            return FinishReason.LENGTH
-        return FinishReason.LENGTH if request.output_token_ids and request.num_tokens >= self.max_model_len else None
 
     # Places of a sequence: followers -> waiting <-> running -> gone
 
@@ -342,27 +324,17 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence, now_ns: int) -> bool:
         """Puts a new sequence into the queue, unless it ends here: complete already, or impossible."""
-        problem = self._problem(sequence)
+        problem = sequence.problem(self.max_model_len)
         if problem is not None:
             self._fail(sequence, problem, now_ns)
             return False
-        reason = self._verdict(sequence)
+        reason = sequence.verdict(self.max_model_len)
         if reason is not None:
             self._output(sequence, [], reason)
             self._retire(sequence, reason, now_ns)
             return False
         self.waiting.push(sequence)
         return True
-
-    def _problem(self, sequence: Sequence) -> str | None:
-        """Why a sequence can never run here, or None."""
-        num_prompt = sequence.request.num_prompt_tokens
-        if num_prompt == 0:
-            return "the prompt is empty: at least one token is needed"
-        if num_prompt + sequence.samples > self.max_model_len:
-            held = f"this engine holds at most {self.max_model_len} tokens of prompt and output per request"
-            return f"the prompt has {num_prompt} tokens, which leaves no room for output: {held}"
-        return None
 
     def _fail(self, sequence: Sequence, error: str, now_ns: int) -> None:
         self._output(sequence, [], FinishReason.ERROR, error=error)
@@ -398,17 +370,13 @@ class Scheduler:
         sequence: Sequence,
         token_ids: list[int],
         reason: FinishReason | None,
-        **details: Unpack[_OutputDetails],
+        logprobs: list[TokenLogprob] | None = None,
+        prompt_logprobs: list[TokenLogprob] | None = None,
+        error: str | None = None,
     ) -> None:
-        request = sequence.request
-        output = ChoiceOutput(
-            request.request_id,
-            request.choice,
-            token_ids,
-            reason,
-            num_cached_tokens=request.num_cached_tokens,
-            **details,
-        )
+        request_id, choice = sequence.request.key
+        cached = sequence.request.num_cached_tokens
+        output = ChoiceOutput(request_id, choice, token_ids, reason, logprobs, prompt_logprobs, cached, error)
         self._outputs.append(output)
 
     def _record(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from headrace.core.outputs import TokenLogprob
 from headrace.core.penalties import PenaltyHistory, uses_penalties
 from headrace.core.policy import Place
-from headrace.core.request import Request
+from headrace.core.request import FinishReason, Request
 
 NO_ROW = 1 << 62
 
@@ -65,3 +65,22 @@ class Sequence:
         if self.owes_prompt_rows:
             want = min(want, max(0, self.first_row - computed) + rows)
         return want
+
+    def verdict(self, max_model_len: int) -> FinishReason | None:
+        """Why it needs no further token, or None."""
+        output, params = self.request.output_token_ids, self.request.params
+        if output and output[-1] in self.stop_ids:
+            return FinishReason.STOP
+        if len(output) >= params.max_tokens and not self.owes_prompt_rows:
+            return FinishReason.LENGTH
+        return FinishReason.LENGTH if output and self.request.num_tokens >= max_model_len else None
+
+    def problem(self, max_model_len: int) -> str | None:
+        """Why it can never run, or None."""
+        num_prompt = self.request.num_prompt_tokens
+        if num_prompt == 0:
+            return "the prompt is empty: at least one token is needed"
+        if num_prompt + self.samples > max_model_len:
+            held = f"this engine holds at most {max_model_len} tokens of prompt and output per request"
+            return f"the prompt has {num_prompt} tokens, which leaves no room for output: {held}"
+        return None

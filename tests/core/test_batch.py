@@ -93,6 +93,11 @@ def test_penalties_count_the_output_and_list_the_prompt() -> None:
     assert rows.repetition_penalty.tolist() == [1.0, 1.5]
 
 
+@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.0), (1e-40, 0.0), (9e-5, 0.0), (1e-4, 1e-4), (0.7, 0.7)])
+def test_a_temperature_that_would_overflow_is_greedy(asked: float, used: float) -> None:
+    assert build(scheduled(2, 0, 2, temperature=asked)).sampling.temperature.tolist() == [np.float32(used)]
+
+
 def test_seeds_keep_all_64_bits() -> None:
     assert build(scheduled(2, 0, 2, seed=(1 << 64) - 1)).sampling.seed.tolist() == [(1 << 64) - 1]
 

@@ -5,13 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from sim_harness import Job, Simulation, World, check_answer
+from sim_harness import Simulation, check_answer
+from sim_worlds import Job, World
 
 from headrace.backend.shadow import ShadowError
 from headrace.base.errors import HeadraceError
 from headrace.core.batch import Batch, BatchError
 from headrace.core.block_pool import BlockPoolError
-from headrace.core.request import SamplingParams
+from headrace.core.request import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=7)
 PROMPT = tuple(range(3, 17))
@@ -125,7 +126,5 @@ def test_a_repeated_token_is_noticed() -> None:
         check_answer(sim.jobs["r0"], 0, answer, 96)
 
 
-def sim_request(request_id: str):  # type: ignore[no-untyped-def]
-    from headrace.core.request import Request
-
+def sim_request(request_id: str) -> Request:
     return Request(request_id, [*PROMPT, 0], PARAMS, 0)
