@@ -12,6 +12,9 @@ from headrace.base.errors import ModelFileError
 from headrace.text.gguf_vocab import GGUFVocab, TokenType
 from headrace.text.pretokenizers import PRETOKENIZERS
 
+# No byte-level text can contain it: NUL is not in the alphabet.
+_MISSING_BYTE = "\0missing byte\0"
+
 
 def _alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -38,6 +41,9 @@ def letters_to_bytes(token: str) -> bytes:
 def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
     """A `tokenizers` tokenizer for a GGUF "gpt2" vocabulary; it adds no begin or end token.
 
+    Some vocabularies (SmolLM's) lack a few bytes. Such a byte gets the first id after the vocabulary, for the caller
+    to drop: without a token of its own it would vanish before merging and let its neighbours merge across it.
+
     Raises ModelFileError when the pre-tokenizer is unknown or the merges do not fit the vocabulary.
     """
     pre = PRETOKENIZERS.get(vocab.pre or "default")
@@ -49,9 +55,13 @@ def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
             f"Known: {', '.join(sorted(PRETOKENIZERS))}",
         )
     ids = {text: i for i, text in enumerate(vocab.tokens)}
-    tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocab=ids, merges=_merges(vocab, ids, path), ignore_merges=pre.whole_words)
-    )
+    ids[_MISSING_BYTE] = len(vocab.tokens)
+    merges = [_pair(merge) for merge in vocab.merges]
+    try:
+        model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words, unk_token=_MISSING_BYTE)
+    except Exception as error:  # the library raises bare Exception; it checks that merges join and make known tokens
+        raise ModelFileError(path, "tokenizer.ggml.merges", f"do not fit the vocabulary: {error}") from error
+    tokenizer = tokenizers.Tokenizer(model)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     encode_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, encode_bytes])
@@ -62,12 +72,6 @@ def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _merges(vocab: GGUFVocab, ids: Mapping[str, int], path: str) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for rank, merge in enumerate(vocab.merges):
-        space = merge.find(" ", 1)  # from 1: a token may itself begin with a space
-        left, right = merge[:space], merge[space + 1 :]
-        if space < 0 or left not in ids or right not in ids or left + right not in ids:
-            raise ModelFileError(path, f"tokenizer.ggml.merges[{rank}]", f"{merge!r} does not join two known tokens")
-        merges.append((left, right))
-    return merges
+def _pair(merge: str) -> tuple[str, str]:
+    space = merge.find(" ", 1)  # from 1: a token may itself begin with a space
+    return merge[:space], merge[space + 1 :]

@@ -19,14 +19,17 @@ class TextEncoder(Protocol):
 class LibraryEncoder:
     """Encodes with a `tokenizers.Tokenizer`."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, size: int | None = None) -> None:
+        """`size`: ids from here on are dropped; they stand for bytes that the vocabulary lacks."""
         self._tokenizer = tokenizer
+        self._size = size
         self._plain: tokenizers.Tokenizer | None = None  # made when first needed: most servers never need it
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_special else self._without_special()
         # The batch call releases the GIL and skips the offsets; the single one does neither.
-        return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids if self._size is None else [i for i in ids if i < self._size]
 
     def _without_special(self) -> tokenizers.Tokenizer:
         if self._plain is None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from headrace.base.errors import ModelFileError
 from headrace.text.special import ALWAYS_SHOWN, END_OF_TURN_TEXTS
 
@@ -41,8 +44,8 @@ class GGUFVocab:
     model: str  # "gpt2" (byte-level BPE), "llama" (SentencePiece-style) or "bert" (WordPiece)
     pre: str  # name of the pre-tokenizer; only BPE uses it
     tokens: list[str]
-    types: list[int]
-    scores: list[float]
+    types: npt.NDArray[np.int64]  # TokenType of each token
+    scores: npt.NDArray[np.float64]
     merges: list[str]
     bos_token_id: int | None
     eos_token_id: int | None
@@ -70,7 +73,7 @@ class GGUFVocab:
         bos, eos, unknown, separator = _DEFAULT_IDS[model]
         eos = reader.token_id("eos_token_id", size, eos)
         stops = [eos, reader.token_id("eot_token_id", size, None), reader.token_id("eom_token_id", size, None)]
-        types = _marked_types(tokens, reader.numbers("token_type", size, TokenType.NORMAL))
+        types = _marked_types(tokens, reader.numbers("token_type", size, TokenType.NORMAL).astype(np.int64))
         template = metadata.get("tokenizer.chat_template")
         return cls(
             model=model,
@@ -96,27 +99,26 @@ class GGUFVocab:
 
     def ids_of(self, *types: TokenType) -> dict[str, int]:
         """Text -> id of every token of these types."""
-        return {self.tokens[i]: i for i, t in enumerate(self.types) if t in types}
+        ids = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return dict(zip(map(self.tokens.__getitem__, ids), ids, strict=True))
 
 
-def _marked_types(tokens: list[str], types: list[int]) -> list[int]:
-    """Corrects files whose end-of-turn tokens are marked as ordinary text, as the format's own reader does."""
-    marked = list(types)
+def _marked_types(tokens: list[str], types: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Corrects files whose end-of-turn tokens are marked as ordinary text, as the format's reference reader does."""
     for i, text in enumerate(tokens):
         if text in ALWAYS_SHOWN:
-            marked[i] = TokenType.USER_DEFINED
-        elif text in END_OF_TURN_TEXTS and marked[i] == TokenType.NORMAL and text.startswith(("<|", "<\uff5c")):
-            marked[i] = TokenType.CONTROL
-    return marked
+            types[i] = TokenType.USER_DEFINED
+        elif text in END_OF_TURN_TEXTS and types[i] == TokenType.NORMAL and text.startswith(("<|", "<\uff5c")):
+            types[i] = TokenType.CONTROL
+    return types
 
 
-def _rstrip_ids(name: str, tokens: list[str], types: list[int]) -> frozenset[int]:
+def _rstrip_ids(name: str, tokens: list[str], types: npt.NDArray[np.int64]) -> frozenset[int]:
     """Phi-3's special tokens strip to the right. GGUF has no key for it: its reference reader goes by the name."""
     if not any(marker in name.lower() for marker in ("phi-3", "phi3")):
         return frozenset()
-    special = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    kept = {"<unk>", "<s>", "<|endoftext|>"}
-    return frozenset(i for i, t in enumerate(types) if t in special and tokens[i] not in kept)
+    special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
+    return frozenset(int(i) for i in special if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 class _Reader:
@@ -137,20 +139,21 @@ class _Reader:
         if value is None:
             raise ModelFileError(self._path, _PREFIX + key, "is missing: the file carries no usable vocabulary")
         values = list(value)
-        if not all(isinstance(v, str) for v in values):
+        if any(kind is not str for kind in set(map(type, values))):
             raise ModelFileError(self._path, _PREFIX + key, "is not an array of strings")
         return values
 
-    def numbers(self, key: str, size: int, default: Any) -> list[Any]:
+    def numbers(self, key: str, size: int, default: float) -> npt.NDArray[np.float64]:
         """The first `size` numbers, or `default` for each token when the key is absent."""
         value = self._metadata.get(_PREFIX + key)
         if value is None:
-            return [default] * size
-        values = value.tolist() if hasattr(value, "tolist") else list(value)
-        if len(values) < size:
-            raise ModelFileError(self._path, _PREFIX + key, f"has {len(values)} entries for {size} tokens")
-        if not all(isinstance(v, int | float) for v in values):
-            raise ModelFileError(self._path, _PREFIX + key, "is not an array of numbers")
+            return np.full(size, default, dtype=np.float64)
+        try:
+            values = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ModelFileError(self._path, _PREFIX + key, "is not an array of numbers") from error
+        if values.ndim != 1 or len(values) < size or not np.isfinite(values).all():
+            raise ModelFileError(self._path, _PREFIX + key, f"is not one finite number for each of {size} tokens")
         return values[:size]
 
     def token_id(self, key: str, size: int, default: int | None) -> int | None:

@@ -15,8 +15,15 @@ from heapq import heapify, heappop, heappush
 
 SPACE = "▁"  # how pieces write a space
 
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CACHED_LENGTH = 48  # characters of a word worth remembering
 _CACHE_ENTRIES = 1 << 16
+
+
+def byte_of_piece(text: str) -> int | None:
+    """The byte that a byte token such as "<0x41>" stands for; None for any other text."""
+    match = _BYTE_PIECE.fullmatch(text)
+    return int(match[1], 16) if match else None
 
 
 class SentencePieceEncoder:

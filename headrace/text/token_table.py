@@ -4,14 +4,11 @@ Three alphabets: byte-level BPE (one printable character a byte), SentencePiece-
 and WordPiece with "##". Tokens in `literal_ids` stand for their own text whatever the alphabet.
 """
 
-import re
 from collections.abc import Callable
 from enum import Enum
 
 from headrace.text.byte_level import letters_to_bytes
-from headrace.text.sentencepiece import SPACE
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from headrace.text.sentencepiece import SPACE, byte_of_piece
 
 
 class Alphabet(Enum):
@@ -53,5 +50,5 @@ class TokenTable:
             return letters_to_bytes(text)
         if self._alphabet is Alphabet.HASH_MARK:
             return (text[2:] if text.startswith("##") else " " + text).encode("utf-8", "replace")
-        byte = _BYTE_TOKEN.fullmatch(text)
-        return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE, " ").encode("utf-8", "replace")
+        byte = byte_of_piece(text)
+        return bytes([byte]) if byte is not None else text.replace(SPACE, " ").encode("utf-8", "replace")

@@ -16,7 +16,7 @@ from headrace.text.encoders import FragmentEncoder, LibraryEncoder, TextEncoder
 from headrace.text.gguf_vocab import GGUFVocab, TokenType
 from headrace.text.hf_folder import HFFolder
 from headrace.text.pretokenizers import PRETOKENIZERS
-from headrace.text.sentencepiece import SentencePieceEncoder
+from headrace.text.sentencepiece import SentencePieceEncoder, byte_of_piece
 from headrace.text.special import SpecialSplitter, end_of_turn_ids
 from headrace.text.token_table import Alphabet, TokenTable
 from headrace.text.wordpiece import WordPieceEncoder
@@ -87,7 +87,7 @@ class Tokenizer:
             Alphabet.BYTE_LEVEL if byte_level else Alphabet.SPACE_MARK,
             frozenset(literal.values()),
         )
-        encoder = LibraryEncoder(build_bpe(vocab, str(path))) if byte_level else _own_encoder(vocab)
+        encoder = LibraryEncoder(build_bpe(vocab, str(path)), len(vocab.tokens)) if byte_level else _own_encoder(vocab)
         strips = vocab.model == "bert" or vocab.add_space_prefix
         return cls(encoder, table, _gguf_special(vocab), vocab.chat_template, strips)
 
@@ -168,10 +168,11 @@ def _own_encoder(vocab: GGUFVocab) -> FragmentEncoder:
     if vocab.model == "bert":
         ids = {text: i for i, text in enumerate(vocab.tokens)}
         return FragmentEncoder(WordPieceEncoder(ids, vocab.unknown_token_id or 0).encode, *splitters)
-    byte_ids = {int(text[3:5], 16): i for text, i in vocab.ids_of(TokenType.BYTE).items()}
+    byte_tokens = vocab.ids_of(TokenType.BYTE).items()
+    byte_ids = {byte: i for text, i in byte_tokens if (byte := byte_of_piece(text)) is not None}
     # Control tokens and bytes are left out of the pieces, so that no user text can merge into one.
     pieces = vocab.ids_of(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
-    encoder = SentencePieceEncoder(pieces, vocab.scores, byte_ids, vocab.unknown_token_id)
+    encoder = SentencePieceEncoder(pieces, vocab.scores.tolist(), byte_ids, vocab.unknown_token_id)
     return FragmentEncoder(encoder.encode, *splitters, prefix=" " if vocab.add_space_prefix else "")
 
 

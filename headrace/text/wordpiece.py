@@ -52,11 +52,14 @@ def _words(text: str) -> list[str]:
     """Lower-cased, accent-free words; each punctuation mark and each Chinese character is a word."""
     words = [""]
     for char in text:
-        base = unicodedata.normalize("NFD", char)[0] if not "가" <= char <= "힣" else char
+        # The base character of a decomposition, as the format's reference reader takes it, even of a Hangul syllable.
+        base = unicodedata.normalize("NFD", char)[0]
         category = unicodedata.category(base)
+        if category == "Cc" and base not in "\t\n\v\f\r\x85":
+            continue
         if base.isspace() or category.startswith("Z"):
             words.append("")
-        elif base in "\0\ufffd" or category.startswith(("C", "M")):
+        elif base == "\ufffd" or category in ("Cf", "Co", "Cs") or category.startswith("M"):
             continue
         elif category.startswith("P") or (base < "\x7f" and category.startswith("S")) or _is_chinese(base):
             words.extend((base.lower(), ""))
