@@ -11,8 +11,10 @@ It decides nothing: which tokens to compute, which blocks to use and whether to 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.core.batch import I32, Batch, OutputFlag, SamplingRows
 from headrace.core.kv_cache import BlockCopy
@@ -64,6 +66,8 @@ class _Rows:
 
 
 _NO_BIAS: dict[int, float] = {}
+_NONE = np.empty(0, np.int32)
+_NO_EMBEDS = np.empty((0, 0), np.float32)
 COLDEST = 1e-4  # a lower temperature is greedy: dividing by it would overflow float32, and the outcome is the same
 _NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 
@@ -72,40 +76,38 @@ def build_batch(
     step_id: int, sequences: Sequence[ScheduledSequence], block_size: int, copies: Sequence[BlockCopy], vocab_size: int
 ) -> Batch:
     """The Batch of one step. Sequences keep their order; their rows are ascending within and across sequences."""
-    counts = np.array([sequence.num_scheduled_tokens for sequence in sequences], np.int32)
-    starts = np.array([sequence.start for sequence in sequences], np.int32)
-    cu_seqlens = _cumulative(counts)
-    owner = np.repeat(np.arange(len(sequences), dtype=np.int32), counts)
-    positions = np.arange(cu_seqlens[-1], dtype=np.int32) - (cu_seqlens[:-1] - starts)[owner]
     input_ids: list[int] = []
+    token_positions: list[int] = []
+    cu_seqlens = [0]
     rows = _Rows()
-    for sequence, begin in zip(sequences, cu_seqlens.tolist(), strict=False):
-        request = sequence.request
-        input_ids.extend(request.token_range(sequence.start, sequence.end))
-        _append_rows(rows, sequence, begin - sequence.start)
-    num_groups = len(sequences[0].block_tables)
-    tables = tuple(_pad_tables([s.block_tables[g] for s in sequences]) for g in range(num_groups))
-    slots = tuple(_slots(table, owner, positions, block_size) for table in tables)
-    num_rows, num_seqs = len(rows.indices), len(sequences)
+    for sequence in sequences:
+        _append_rows(rows, sequence, len(input_ids) - sequence.start)
+        input_ids.extend(sequence.request.token_range(sequence.start, sequence.end))
+        token_positions.extend(range(sequence.start, sequence.end))
+        cu_seqlens.append(len(input_ids))
+    num_seqs, num_rows = len(sequences), len(rows.indices)
+    positions = _i32(token_positions)
+    owner = np.repeat(np.arange(num_seqs), [sequence.num_scheduled_tokens for sequence in sequences])
+    tables = tuple(map(_pad_tables, zip(*(sequence.block_tables for sequence in sequences), strict=True)))
     return Batch(
         step_id=step_id,
-        input_ids=np.array(input_ids, np.int32),
+        input_ids=_i32(input_ids),
         token_source=np.full(len(input_ids), -1, np.int32),
         positions=positions[np.newaxis],
-        cu_seqlens_q=cu_seqlens,
-        seq_lens=starts + counts,
-        adapter_ids=np.array([sequence.request.adapter_id for sequence in sequences], np.int32),
+        cu_seqlens_q=_i32(cu_seqlens),
+        seq_lens=_i32([sequence.end for sequence in sequences]),
+        adapter_ids=_i32([sequence.request.adapter_id for sequence in sequences]),
         block_tables=tables,
-        slot_mapping=slots,
+        slot_mapping=tuple(_slots(table, owner, positions, block_size) for table in tables),
         state_slots=np.full(num_seqs, -1, np.int32),
-        block_copies=np.array(copies, np.int32).reshape(len(copies), 3),
-        embed_rows=np.empty(0, np.int32),
-        embeds=np.empty((0, 0), np.float32),
-        output_rows=np.array(rows.indices, np.int32),
+        block_copies=_i32(copies).reshape(len(copies), 3),
+        embed_rows=_NONE,
+        embeds=_NO_EMBEDS,
+        output_rows=_i32(rows.indices),
         output_flags=np.array(rows.flags, np.uint8),
-        target_ids=np.array(rows.targets, np.int32),
+        target_ids=_i32(rows.targets),
         num_draft_tokens=np.zeros(num_seqs, np.int32),
-        draft_token_ids=np.empty(0, np.int32),
+        draft_token_ids=_NONE,
         sampling=_sampling(rows),
         mask_row=np.full(num_rows, -1, np.int32),
         mask_bits=np.empty((0, -(-vocab_size // 32)), np.int32),
@@ -175,27 +177,29 @@ def _sampling(rows: _Rows) -> SamplingRows:
         num_logprobs=integers[3],
         seed=np.array(rows.seeds, np.uint64),
         bias_cu=_cumulative([len(biases) for biases in rows.biases]),
-        bias_ids=np.array([token for biases in rows.biases for token in biases], np.int32),
+        bias_ids=_i32([token for biases in rows.biases for token in biases]),
         bias_values=np.array([value for biases in rows.biases for value in biases.values()], np.float32),
         penalty_cu=_cumulative([0 if history is None else len(history.ids) for history in rows.histories]),
-        penalty_ids=np.concatenate([np.empty(0, np.int32), *(history.ids for history in histories)]),
-        penalty_counts=np.concatenate([np.empty(0, np.int32), *(history.counts for history in histories)]),
+        penalty_ids=np.concatenate([history.ids for history in histories]) if histories else _NONE,
+        penalty_counts=np.concatenate([history.counts for history in histories]) if histories else _NONE,
     )
 
 
-def _cumulative(counts: Sequence[int] | I32) -> I32:
-    out = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=out[1:])
-    return out
+def _i32(values: Sequence[object]) -> I32:
+    return np.array(values, np.int32)
 
 
-def _pad_tables(tables: list[I32]) -> I32:
+def _cumulative(counts: list[int]) -> I32:
+    return _i32([0, *accumulate(counts)])
+
+
+def _pad_tables(tables: tuple[I32, ...]) -> I32:
     out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
     for row, table in zip(out, tables, strict=True):
         row[: len(table)] = table
     return out
 
 
-def _slots(table: I32, owner: I32, positions: I32, block_size: int) -> I32:
+def _slots(table: I32, owner: npt.NDArray[np.int64], positions: I32, block_size: int) -> I32:
     block: I32 = table[owner, positions // block_size]
     return block * np.int32(block_size) + positions % np.int32(block_size)

@@ -10,7 +10,7 @@ from sim_worlds import Job, World, random_jobs, random_world
 
 from headrace.core.request import SamplingParams
 
-NUM_SEEDS = 96
+NUM_SEEDS = 64
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, 8))
