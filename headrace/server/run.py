@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75  # longer than the usual 60 s of a proxy, so that it is never the server that closes first
 _FLUSH_S = 5.0  # for last frames to leave after the engine is gone
+_CLOSE_S = 10.0  # for an engine to end that has nothing left to do
+_CLOSE_LOADING_S = 1.0
 
 
 def serve(config: Config) -> int:
@@ -70,7 +72,8 @@ class _Server:
         self._url = url_of(listener)
         self._notify_socket = notify_socket()
         self._stop = asyncio.Event()  # the first signal, or the engine died for good
-        self._hurry = asyncio.Event()  # the second signal
+        self._hurry = asyncio.Event()  # the second signal, or something that will not end
+        self._is_loaded = False
         self._status = 0
 
     async def run(self) -> int:
@@ -93,6 +96,9 @@ class _Server:
             http.should_exit = True
             http.force_exit = self._hurry.is_set()
             await serving
+        if self._hurry.is_set():  # wait for no thread; the engine process sees its parent go, and goes too
+            sys.stdout.flush()
+            os._exit(self._status)
         return self._status
 
     async def _load(self, engine: AsyncEngine) -> None:
@@ -103,6 +109,7 @@ class _Server:
         await _first(engine.wait_ready(), self._stop.wait())
         if self._stop.is_set():
             return
+        self._is_loaded = True
         notify(self._notify_socket, "READY=1\nSTATUS=Serving")
         print(banner(engine.summary, self._url, self._name, bool(parse_keys(self._config.api_key))), flush=True)
         await _first(self._report_self_test(engine), self._stop.wait())
@@ -125,7 +132,13 @@ class _Server:
             grace = self._config.shutdown_timeout
             print(f"finishing {lifecycle.live} requests within {grace:g} s; again to stop at once", flush=True)
             await _first(lifecycle.wait_idle(grace), self._hurry.wait())
-        await engine.close(0.0)
+        # A download or a read on another thread cannot be interrupted: it is left behind.
+        patience_s = _CLOSE_S if engine.status().state == "ready" else _CLOSE_LOADING_S
+        try:
+            async with asyncio.timeout(patience_s):
+                await _first(engine.close(0.0), self._hurry.wait())
+        except TimeoutError:
+            self._hurry.set()
         await _first(lifecycle.wait_idle(_FLUSH_S), self._hurry.wait())
 
     def _on_signal(self, number: int) -> None:
@@ -135,11 +148,12 @@ class _Server:
             self._hurry.set()
             self._status = self._status or 128 + number
         else:
-            os._exit(128 + number)  # the engine process sees its parent go, and goes too
+            os._exit(128 + number)
 
     def _on_events(self, engine: AsyncEngine, events: Sequence[Event]) -> None:
         """A crash loop has no way back: leave, and let whoever supervises us know."""
-        if any(event.kind is EventKind.ENGINE_DIED for event in events) and engine.status().state == "dead":
+        died = any(event.kind is EventKind.ENGINE_DIED for event in events)
+        if died and self._is_loaded and engine.status().state == "dead":
             log.critical("the engine is dead: %s", engine.status().error)
             self._status = 1
             self._stop.set()

@@ -15,7 +15,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server"), "--api-key=sk-test") as process:
+    with ServerProcess(tmp_path_factory.mktemp("server"), "--api-key=sk-test", "--keep-alive-interval=0.01") as process:
         yield process
 
 

@@ -89,7 +89,7 @@ def test_a_server_says_what_it_does_from_its_first_moment_to_its_last(tmp_path: 
 
 def test_what_runs_at_sigterm_is_finished(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
-        stream = Stream(server, {**LONG, "max_tokens": 400})
+        stream = Stream(server, {**LONG, "max_tokens": 200})
         frames = iter(stream)
         next(frames)
         server.signal(signal.SIGTERM)
@@ -174,6 +174,21 @@ def test_a_stop_while_loading_ends_with_status_0(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, ready=False) as server:
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.log
+
+
+def test_a_download_that_goes_on_and_on_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    script = (
+        "import headrace.engine.client as client, time\n"
+        "from headrace.base.config import Config\n"
+        "from headrace.server.run import serve\n"
+        "client.find_model = lambda config, report: time.sleep(3600)\n"
+        f"serve(Config(backend='fake', port=0, cache_dir={str(tmp_path)!r}))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout and "loading" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_model_that_is_not_there_ends_the_server_with_a_word(tmp_path: Path) -> None:
