@@ -16,6 +16,28 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
+void check_block(const KVCache& cache, int32_t block) {
+  require(block >= 0 && block < cache.blocks, "block outside the KV cache");
+}
+
+nb::bytes read_blocks(const KVCache& cache, const Array<const int32_t>& ids) {
+  std::vector<uint8_t> out(ids.size() * cache.block_bytes());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    check_block(cache, ids.data()[i]);
+    cache.read(ids.data()[i], out.data() + i * cache.block_bytes());
+  }
+  return nb::bytes(out.data(), out.size());
+}
+
+void write_blocks(KVCache& cache, const Array<const int32_t>& ids, const nb::bytes& data) {
+  require(static_cast<int64_t>(data.size()) == static_cast<int64_t>(ids.size()) * cache.block_bytes(),
+          "data: not one block for each id");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    check_block(cache, ids.data()[i]);
+    cache.write(ids.data()[i], static_cast<const uint8_t*>(data.data()) + i * cache.block_bytes());
+  }
+}
+
 void bind_tensors(nb::module_& m) {
   nb::class_<Weight>(m, "Weight", "A matrix packed for one instruction set.")
       .def_prop_ro("n", [](const Weight& w) { return w.view.n; })
@@ -34,6 +56,32 @@ void bind_tensors(nb::module_& m) {
         const size_t shape[1] = {static_cast<size_t>(w.bytes())};
         return nb::cast(nb::ndarray<nb::numpy, uint8_t>(w.view.data, 1, shape, self));
       });
+
+  nb::class_<Matrix>(m, "Matrix", "Float rows, or some columns of them.")
+      .def(nb::init<int64_t, int64_t>(), nb::arg("rows"), nb::arg("width"))
+      .def("columns", [](const Matrix& x, int64_t begin, int64_t count) {
+        require(begin >= 0 && count > 0 && begin + count <= x.width(), "columns: outside the matrix");
+        return x.columns(begin, count);
+      }, nb::arg("begin"), nb::arg("count"))
+      .def_prop_ro("array", [](nb::handle self) {
+        const Matrix& x = nb::cast<const Matrix&>(self);
+        const size_t shape[2] = {static_cast<size_t>(x.rows()), static_cast<size_t>(x.width())};
+        const int64_t strides[2] = {x.stride(), 1};
+        return nb::cast(nb::ndarray<nb::numpy, float>(x.data(), 2, shape, self, strides));
+      });
+
+  nb::class_<KVCache>(m, "KVCache", "Keys and values of one KV group's layers, bf16, in blocks.")
+      .def(nb::init<int32_t, int32_t, int32_t, int32_t, int32_t>(), nb::arg("layers"), nb::arg("blocks"),
+           nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"))
+      .def_prop_ro("nbytes", &KVCache::bytes)
+      .def_prop_ro("block_bytes", &KVCache::block_bytes)
+      .def("copy", [](KVCache& cache, int32_t source, int32_t destination) {
+        check_block(cache, source);
+        check_block(cache, destination);
+        cache.copy(source, destination);
+      }, nb::arg("source"), nb::arg("destination"))
+      .def("read", &read_blocks, nb::arg("ids").noconvert())
+      .def("write", &write_blocks, nb::arg("ids").noconvert(), nb::arg("data"));
 }
 
 }  // namespace
@@ -45,4 +93,5 @@ NB_MODULE(_C, m) {
   m.def("instruction_sets", &instruction_sets, "Names of the kernel tables this machine can run, best first.");
   bind_tensors(m);
   bind_eager(m);
+  bind_tape(m);
 }

@@ -20,13 +20,6 @@ namespace {
 
 typedef std::array<int32_t, 2> Range;  // [begin, end); end -1: to the last
 
-const KernelTable* find_kernels(const std::string& isa) {
-  for (const KernelTable* table : available_kernels()) {
-    if (isa == "auto" || isa == table->name) return table;
-  }
-  throw nb::value_error(("this machine cannot run the instruction set " + isa).c_str());
-}
-
 int32_t range_end(const Range& range, int64_t count) {
   const int32_t end = range[1] < 0 ? static_cast<int32_t>(count) : range[1];
   require(range[0] >= 0 && range[0] <= end && end <= count, "range: outside the matrix");
@@ -46,6 +39,13 @@ int64_t rows_of(const Array<float>& m, const char* what) {
 }
 
 }  // namespace
+
+const KernelTable* find_kernels(const std::string& isa) {
+  for (const KernelTable* table : available_kernels()) {
+    if (isa == "auto" || isa == table->name) return table;
+  }
+  throw nb::value_error(("this machine cannot run the instruction set " + isa).c_str());
+}
 
 SourceRows source_rows(const Array<const uint8_t>& rows, int32_t type, int32_t k) {
   require(rows.ndim() == 2, "rows: not a matrix of bytes");

@@ -1,0 +1,123 @@
+// One step: a Batch in, the arrays of a StepResult out. Every index of the batch is checked before a kernel follows it.
+#include <algorithm>
+#include <vector>
+
+#include "bindings.h"
+#include "sampling_args.h"
+#include "tape.h"
+
+namespace headrace {
+namespace {
+
+template <typename T>
+const T* vector_of(nb::handle batch, const char* name, int64_t count) {
+  const Array<const T> array = array_of<T>(batch, name, 1);
+  require(static_cast<int64_t>(array.shape(0)) == count, std::string(name) + ": wrong length");
+  return array.data();
+}
+
+void read_sequences(StepInfo* step, nb::handle batch) {
+  const Array<const int32_t> positions = array_of<int32_t>(batch, "positions", 2);
+  require(positions.shape(0) == 1, "positions: this backend knows one component");
+  step->num_tokens = static_cast<int32_t>(positions.shape(1));
+  step->positions = positions.data();
+  const Array<const int32_t> seq_lens = array_of<int32_t>(batch, "seq_lens", 1);
+  step->num_seqs = static_cast<int32_t>(seq_lens.shape(0));
+  step->seq_lens = seq_lens.data();
+  step->cu_seqlens_q = vector_of<int32_t>(batch, "cu_seqlens_q", step->num_seqs + 1);
+  require(step->num_tokens > 0 && step->cu_seqlens_q[0] == 0 && step->cu_seqlens_q[step->num_seqs] == step->num_tokens,
+          "cu_seqlens_q: does not cover the tokens");
+  for (int32_t s = 0; s < step->num_seqs; ++s) {
+    const int32_t begin = step->cu_seqlens_q[s], end = step->cu_seqlens_q[s + 1];
+    require(begin < end && end <= step->num_tokens, "cu_seqlens_q: not ascending");
+    require(step->seq_lens[s] >= end - begin, "seq_lens: below the tokens of this step");
+    for (int32_t t = begin; t < end; ++t) {
+      require(step->positions[t] == step->seq_lens[s] - end + t, "positions: not the last ones of their sequence");
+    }
+  }
+}
+
+// Blocks that a query of this step sees must be in the pool; others may be -1 or stale.
+void check_tables(const StepInfo& step, const StepInfo::Group& group, const KVCache& cache, int32_t window) {
+  for (int32_t s = 0; s < step.num_seqs; ++s) {
+    const int32_t begin = step.cu_seqlens_q[s], end = step.cu_seqlens_q[s + 1];
+    const int32_t first = step.seq_lens[s] - (end - begin);
+    const int32_t oldest = window > 0 && first >= window ? first - window + 1 : 0;
+    const int32_t* table = group.block_table + static_cast<int64_t>(s) * group.max_blocks;
+    require((step.seq_lens[s] - 1) / cache.block_size < group.max_blocks, "block_tables: too narrow");
+    for (int32_t b = oldest / cache.block_size; b <= (step.seq_lens[s] - 1) / cache.block_size; ++b) {
+      require(table[b] >= 0 && table[b] < cache.blocks, "block_tables: a block that a token sees is outside the pool");
+    }
+    for (int32_t t = begin; t < end; ++t) {
+      const int32_t position = step.positions[t];
+      require(group.slots[t] == table[position / cache.block_size] * cache.block_size + position % cache.block_size,
+              "slot_mapping: unlike the block table");
+    }
+  }
+}
+
+void read_groups(StepInfo* step, nb::handle batch, const Tape& tape, const std::vector<std::shared_ptr<KVCache>>& caches) {
+  const nb::object tables = batch.attr("block_tables"), slots = batch.attr("slot_mapping");
+  require(nb::len(tables) == caches.size() && nb::len(slots) == caches.size(), "block_tables, slot_mapping: groups");
+  for (size_t g = 0; g < caches.size(); ++g) {
+    Array<const int32_t> table, slot;
+    const bool typed = nb::try_cast(tables[g], table, false) && nb::try_cast(slots[g], slot, false);
+    require(typed && table.ndim() == 2 && static_cast<int32_t>(table.shape(0)) == step->num_seqs,
+            "block_tables: not int32 [S, B]");
+    require(slot.ndim() == 1 && static_cast<int32_t>(slot.shape(0)) == step->num_tokens, "slot_mapping: not int32 [T]");
+    step->groups.push_back({table.data(), slot.data(), static_cast<int32_t>(table.shape(1))});
+    check_tables(*step, step->groups[g], *caches[g], tape.heads(static_cast<int32_t>(g)).window);
+  }
+}
+
+void read_inputs(StepInfo* step, nb::handle batch, const Array<const int32_t>& input_ids, const Tape& tape) {
+  require(static_cast<int32_t>(input_ids.size()) == step->num_tokens, "input_ids: wrong length");
+  step->input_ids = input_ids.data();
+  for (int32_t t = 0; t < step->num_tokens; ++t) {
+    require(input_ids.data()[t] >= 0 && input_ids.data()[t] < tape.vocab(), "input_ids: outside the vocabulary");
+  }
+  const Array<const int32_t> rows = array_of<int32_t>(batch, "output_rows", 1);
+  step->num_rows = static_cast<int32_t>(rows.shape(0));
+  step->output_rows = rows.data();
+  for (int32_t r = 0; r < step->num_rows; ++r) {
+    require(rows.data()[r] >= 0 && rows.data()[r] < step->num_tokens, "output_rows: beyond the tokens");
+  }
+  const Array<const int32_t> embed_rows = array_of<int32_t>(batch, "embed_rows", 1);
+  const Array<const float> embeds = array_of<float>(batch, "embeds", 2);
+  step->num_embeds = static_cast<int32_t>(embed_rows.shape(0));
+  step->embed_rows = embed_rows.data();
+  step->embeds = embeds.data();
+  const bool wide = step->num_embeds == 0 || (static_cast<int32_t>(embeds.shape(0)) == step->num_embeds &&
+                                              static_cast<int32_t>(embeds.shape(1)) == tape.hidden());
+  require(wide, "embeds: not one row of the hidden size for each of embed_rows");
+}
+
+}  // namespace
+
+nb::tuple run_step(Tape& tape, const std::vector<std::shared_ptr<KVCache>>& caches, nb::handle batch,
+                   const Array<const int32_t>& input_ids, nb::handle mask_bits, int32_t max_logprobs) {
+  StepInfo step;
+  require(caches.size() == tape.num_groups(), "caches: not one for each KV group of the tape");
+  read_sequences(&step, batch);
+  read_inputs(&step, batch, input_ids, tape);
+  read_groups(&step, batch, tape, caches);
+  require(step.num_tokens <= tape.max_tokens() && step.num_rows <= tape.max_rows(), "the step is larger than the tape");
+  const size_t rows = step.num_rows, k = max_logprobs;
+  SampleOutputs out = {};
+  out.max_logprobs = max_logprobs;
+  nb::object ids = new_array<int32_t>({rows}, &out.ids), logprobs = new_array<float>({rows, 1 + k}, &out.logprobs);
+  nb::object top_ids = new_array<int32_t>({rows, k}, &out.top_ids), signals = new_array<float>({rows, 4}, &out.signals);
+  nb::object status = new_array<uint8_t>({rows}, &out.status);
+  nb::object finite = new_array<uint8_t>({static_cast<size_t>(step.num_tokens)}, &step.finite);
+  step.sample = sample_args(batch, mask_bits, static_cast<int64_t>(rows), tape.vocab(), out);
+  {
+    nb::gil_scoped_release released;
+    tape.run(step);
+  }
+  int64_t* ns;
+  nb::object phase_ns = new_array<int64_t>({tape.labels().size()}, &ns);
+  std::copy(tape.label_ns().begin(), tape.label_ns().end(), ns);
+  return nb::make_tuple(ids, logprobs, top_ids, signals, status, finite, phase_ns);
+}
+
+}  // namespace headrace

@@ -1,0 +1,298 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace headrace {
+namespace {
+
+constexpr int32_t kSerialRows = 4;             // up to so many rows, row-wise work is cheaper than a barrier
+constexpr int32_t kChunksPerThread = 6;
+constexpr int64_t kLeastGemmBytes = 16 << 10;  // of weights in a chunk: about a microsecond of memory bandwidth
+constexpr int32_t kRowsPerChunk = 96;          // GEMM rows are split only at multiples of its row block
+constexpr int64_t kSerialPartials = 256;       // partial rows whose merge is not worth sharing
+constexpr size_t kAttentionScratch = 1 << 20;
+
+int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+template <typename T>
+T* grown(Memory* memory, int64_t count) {
+  if (memory->size() < sizeof(T) * count) *memory = Memory(sizeof(T) * count);
+  return memory->as<T>();
+}
+
+}  // namespace
+
+Tape::Tape(const KernelTable* kernels, std::shared_ptr<Pool> pool, const TapeSizes& sizes)
+    : kernels_(kernels), pool_(std::move(pool)), sizes_(sizes) {
+  const size_t bytes = std::max(kAttentionScratch, sizeof(float) * 2 * sizes.vocab);
+  for (int worker = 0; worker < pool_->threads(); ++worker) scratch_.emplace_back(bytes);
+}
+
+void Tape::label(const std::string& name) {
+  label_ = static_cast<int32_t>(std::find(labels_.begin(), labels_.end(), name) - labels_.begin());
+  if (label_ == static_cast<int32_t>(labels_.size())) labels_.push_back(name);
+}
+
+void Tape::add(Domain domain, const Record& record, bool joins, bool heavy) {
+  const int32_t index = static_cast<int32_t>(records_.size());
+  const bool row_wise = domain == Domain::kTokens || domain == Domain::kOutputRows;
+  const bool same = !phases_.empty() && phases_.back().domain == domain && phases_.back().heavy == heavy;
+  if (same && (joins || row_wise)) {
+    phases_.back().end = index + 1;
+  } else {
+    phases_.push_back({domain, index, index + 1, label_, heavy});
+  }
+  records_.push_back(record);
+}
+
+const float* Tape::keep_floats(const float* data, size_t count) {
+  auto copy = std::make_shared<std::vector<float>>(data, data + count);
+  owners_.push_back(copy);
+  return copy->data();
+}
+
+const double* Tape::keep_doubles(const std::vector<double>& values) {
+  auto copy = std::make_shared<std::vector<double>>(values);
+  owners_.push_back(copy);
+  return copy->data();
+}
+
+void Tape::set_heads(int32_t group, const HeadShape& heads) {
+  if (static_cast<size_t>(group) >= heads_.size()) heads_.resize(group + 1, HeadShape{0, 1, 0, 0});
+  heads_[group] = heads;
+}
+
+void Tape::run(const StepInfo& step) {
+  step_ = &step;
+  if (counters_ == nullptr) counters_.reset(new Counter[phases_.size()]);
+  for (size_t i = 0; i < phases_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  label_ns_.assign(labels_.size(), 0);
+  build_work_lists();
+  next_phase_ = run_serial(0);
+  if (next_phase_ < phases_.size()) {
+    pool_->run([](void* tape, int worker) { static_cast<Tape*>(tape)->walk(worker); }, this);
+  }
+  step_ = nullptr;
+}
+
+void Tape::walk(int worker) {
+  int64_t last_ns = worker == 0 ? now_ns() : 0;
+  for (size_t phase = next_phase_; phase < phases_.size(); phase = next_phase_) {
+    run_chunks(phase, worker);
+    pool_->barrier([this, phase] {
+      const int64_t begin_ns = now_ns();
+      next_phase_ = run_serial(phase + 1);
+      serial_ns_ = now_ns() - begin_ns;
+    });
+    if (worker == 0) {
+      const int64_t ns = now_ns();
+      label_ns_[phases_[phase].label] += ns - last_ns - serial_ns_;
+      last_ns = ns;
+    }
+  }
+}
+
+size_t Tape::run_serial(size_t phase) {
+  int64_t begin_ns = now_ns();
+  for (; phase < phases_.size() && is_serial(phases_[phase]); ++phase) {
+    run_chunks(phase, 0);
+    const int64_t ns = now_ns();
+    label_ns_[phases_[phase].label] += ns - begin_ns;
+    begin_ns = ns;
+  }
+  return phase;
+}
+
+int32_t Tape::rows_of(Domain domain) const {
+  return domain == Domain::kOutputRows ? step_->num_rows : step_->num_tokens;
+}
+
+bool Tape::is_serial(const Phase& phase) const {
+  if (pool_->threads() == 1) return true;
+  const Record& first = records_[phase.begin];
+  switch (phase.domain) {
+    case Domain::kPanels: return first.gemm.output_rows && step_->num_rows == 0;
+    case Domain::kItems: return work_[first.attention.group].items.size() <= 1;
+    case Domain::kMerges: {
+      const WorkList& work = work_[first.attention.group];
+      return work.num_partials * work.partial_rows <= kSerialPartials;
+    }
+    default: return rows_of(phase.domain) <= (phase.heavy ? 1 : kSerialRows);
+  }
+}
+
+// Takes chunks of a phase until none is left. `worker` names the scratch memory to use.
+void Tape::run_chunks(size_t index, int worker) {
+  const Phase& phase = phases_[index];
+  Counter* counter = &counters_[index];
+  if (phase.domain == Domain::kPanels) return run_gemms(phase, counter);
+  const Record& first = records_[phase.begin];
+  const bool rows = phase.domain == Domain::kTokens || phase.domain == Domain::kOutputRows;
+  int32_t count, size = 1;
+  if (rows) {
+    count = rows_of(phase.domain);
+    if (!phase.heavy) size = std::max(1, divide_up(count, pool_->threads() * kChunksPerThread));
+  } else {
+    const WorkList& work = work_[first.attention.group];
+    count = phase.domain == Domain::kItems ? static_cast<int32_t>(work.items.size()) : work.num_merges();
+  }
+  for (;;) {
+    const int32_t begin = counter->next.fetch_add(size, std::memory_order_relaxed);
+    if (begin >= count) return;
+    const int32_t end = std::min(begin + size, count);
+    if (rows) run_rows(phase, begin, end, worker);
+    else run_attention(first, begin, end, worker);
+  }
+}
+
+void Tape::run_rows(const Phase& phase, int32_t begin, int32_t end, int worker) {
+  for (int32_t i = phase.begin; i < phase.end; ++i) run_row_record(records_[i], begin, end, worker);
+}
+
+void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int worker) {
+  switch (record.kind) {
+    case Kind::kEmbed: return embed(record.embed, begin, end);
+    case Kind::kAngles: return angles(record.angles, begin, end);
+    case Kind::kNormQuant: return kernels_->norm_quant(&record.norm_quant, begin, end);
+    case Kind::kNormRows: {
+      const NormRowsOp& op = record.norm_rows;
+      return kernels_->norm_rows(op.x, op.ldx, op.gain, op.eps, op.k, op.out, op.ldo, begin, end, op.add);
+    }
+    case Kind::kHeadNormRope: {
+      const RopeOp& op = record.rope;
+      return kernels_->head_norm_rope(op.x, op.ldx, op.heads, op.head_dim, op.gain, op.eps, op.rotary, op.angles, begin, end);
+    }
+    case Kind::kKVWrite: {
+      KVWriteArgs args = record.kv_write.args;
+      args.slots = step_->groups[record.kv_write.group].slots;
+      return kernels_->kv_write(&args, begin, end);
+    }
+    case Kind::kGate: {
+      const GateOp& op = record.gate;
+      for (int64_t at = begin * op.ld; at < end * op.ld; at += op.ld) {
+        kernels_->gate(op.gate + at, op.up + at, op.gate + at, op.width, op.epilogue);
+      }
+      return;
+    }
+    default: return run_plain_record(record, begin, end, worker);
+  }
+}
+
+// Row-wise work that needs no kernel of its own.
+void Tape::run_plain_record(const Record& record, int32_t begin, int32_t end, int worker) {
+  const RowsOp& op = record.rows;
+  for (int32_t row = begin; row < end; ++row) {
+    float* x = op.x + row * op.ld;
+    if (record.kind == Kind::kSelect) {
+      std::memcpy(op.out + row * op.ldo, op.x + step_->output_rows[row] * op.ld, sizeof(float) * op.width);
+    } else if (record.kind == Kind::kCheckFinite) {
+      float zero = 0.0f;  // 0 * x is 0 for every number, NaN for what is none
+      for (int64_t i = 0; i < op.width; ++i) zero += 0.0f * x[i];
+      step_->finite[row] = zero == 0.0f;
+    } else if (record.kind == Kind::kSoftcap) {
+      kernels_->softcap(x, op.width, op.cap);
+    } else {
+      SampleArgs args = step_->sample;
+      args.logits = op.x;
+      args.ld = op.ld;
+      args.scratch = scratch_[worker].as<float>();  // stride 0: every row of this worker uses the same
+      kernels_->sample(&args, row);
+    }
+  }
+}
+
+void Tape::embed(const EmbedOp& op, int32_t begin, int32_t end) const {
+  kernels_->embed(&op.table, step_->input_ids, op.scale, op.out, op.ldo, begin, end);
+  for (int32_t i = 0; i < step_->num_embeds; ++i) {
+    const int32_t row = step_->embed_rows[i];
+    if (row < begin || row >= end) continue;
+    std::memcpy(op.out + row * op.ldo, step_->embeds + static_cast<int64_t>(i) * op.table.k, sizeof(float) * op.table.k);
+  }
+}
+
+void Tape::angles(const AnglesOp& op, int32_t begin, int32_t end) const {
+  for (int64_t row = begin; row < end; ++row) {
+    float* out = op.out + row * op.half * 2;
+    for (int32_t i = 0; i < op.half; ++i) {
+      const double angle = op.inv_freq[i] * step_->positions[row];
+      out[2 * i] = static_cast<float>(std::cos(angle)) * op.scale;
+      out[2 * i + 1] = static_cast<float>(std::sin(angle)) * op.scale;
+    }
+  }
+}
+
+// Chunks of a GEMM: columns of panels first, each a linear stream of memory; rows too where panels are few.
+Tape::GemmChunks Tape::plan(const GemmOp& gemm) const {
+  const PackedWeight& w = *gemm.args.w;
+  const int32_t rows = gemm.output_rows ? step_->num_rows : step_->num_tokens;
+  const int32_t wanted = pool_->threads() == 1 ? 1 : pool_->threads() * kChunksPerThread;
+  const int32_t least = divide_up(kLeastGemmBytes, w.panel_bytes);
+  GemmChunks chunks = {std::max(divide_up(w.num_panels, wanted), rows < kRowsPerChunk ? least : 1), rows, 0, 0};
+  chunks.across = divide_up(w.num_panels, chunks.panels);
+  if (chunks.across < wanted && rows > kRowsPerChunk) {
+    const int32_t parts = divide_up(wanted, chunks.across);
+    chunks.rows = divide_up(divide_up(rows, parts), kRowsPerChunk) * kRowsPerChunk;
+  }
+  chunks.count = rows == 0 ? 0 : chunks.across * divide_up(rows, chunks.rows);
+  return chunks;
+}
+
+void Tape::run_gemms(const Phase& phase, Counter* counter) {
+  int32_t before = 0, at = counter->next.fetch_add(1, std::memory_order_relaxed);
+  for (int32_t i = phase.begin; i < phase.end; ++i) {
+    const GemmOp& op = records_[i].gemm;
+    const GemmChunks chunks = plan(op);
+    const int32_t rows = op.output_rows ? step_->num_rows : step_->num_tokens;
+    for (; at < before + chunks.count; at = counter->next.fetch_add(1, std::memory_order_relaxed)) {
+      const int32_t panel = (at - before) % chunks.across * chunks.panels;
+      const int32_t row = (at - before) / chunks.across * chunks.rows;
+      kernels_->gemm(&op.args, panel, std::min(panel + chunks.panels, op.args.w->num_panels), row,
+                     std::min(row + chunks.rows, rows));
+    }
+    before += chunks.count;
+  }
+}
+
+void Tape::run_attention(const Record& record, int32_t begin, int32_t end, int worker) {
+  const AttentionArgs args = attention_args(record.attention);
+  const WorkList& work = work_[record.attention.group];
+  for (int32_t i = begin; i < end; ++i) {
+    if (record.kind == Kind::kAttention) {
+      kernels_->attention(&args, &work.items[i], scratch_[worker].data());
+    } else {
+      kernels_->attention_merge(&args, &work.items[work.merges[i]], work.merges[i + 1] - work.merges[i]);
+    }
+  }
+}
+
+AttentionArgs Tape::attention_args(const AttentionOp& op) const {
+  AttentionArgs args = op.args;
+  const StepInfo::Group& group = step_->groups[op.group];
+  args.block_table = group.block_table;
+  args.max_blocks = group.max_blocks;
+  args.cu_seqlens_q = step_->cu_seqlens_q;
+  args.seq_lens = step_->seq_lens;
+  args.partial_acc = partial_acc_.as<float>();
+  args.partial_max = partial_max_.as<float>();
+  args.partial_sum = partial_sum_.as<float>();
+  args.partial_rows = work_[op.group].partial_rows;
+  return args;
+}
+
+void Tape::build_work_lists() {
+  work_.resize(heads_.size());
+  int64_t rows = 0, elements = 0;
+  for (size_t group = 0; group < heads_.size(); ++group) {
+    work_[group].build(heads_[group], step_->num_seqs, step_->cu_seqlens_q, step_->seq_lens, pool_->threads());
+    const int64_t partial_rows = work_[group].num_partials * work_[group].partial_rows;
+    rows = std::max(rows, partial_rows);
+    elements = std::max(elements, partial_rows * heads_[group].head_dim);
+  }
+  grown<float>(&partial_acc_, elements);
+  grown<float>(&partial_max_, rows);
+  grown<float>(&partial_sum_, rows);
+}
+
+}  // namespace headrace

@@ -1,0 +1,154 @@
+// The tape: a model lowered to a flat array of records, walked by every worker once per step.
+//
+// Records are grouped into phases. Inside a phase work needs no order: its pieces (rows, panels, attention items) are
+// handed out in chunks by one atomic counter; between phases stands one barrier. Consecutive row-wise records share a
+// phase, since each touches its own row only. A phase with little or no work for this step is run by the last worker to
+// arrive at the barrier before it, and costs no barrier of its own.
+//
+//   x -> [norm + quantise] -> qkv GEMM -> [rope, KV write] -> attention -> (merge) -> [quantise] -> output GEMM += x ...
+//         row-wise                         row-wise           items                   row-wise
+//
+// All pointers are fixed when the tape is built; only StepInfo changes, so one tape serves every batch. It knows no
+// Python and no model.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "tensors.h"
+#include "worklist.h"
+
+namespace headrace {
+
+// What one step brings. Pointers outlive the step.
+struct StepInfo {
+  struct Group {
+    const int32_t* block_table;  // [S][max_blocks]
+    const int32_t* slots;        // [T]
+    int32_t max_blocks;
+  };
+  int32_t num_tokens = 0, num_seqs = 0, num_rows = 0, num_embeds = 0;
+  const int32_t* input_ids = nullptr;     // [T]
+  const int32_t* positions = nullptr;     // [T]
+  const int32_t* cu_seqlens_q = nullptr;  // [S + 1]
+  const int32_t* seq_lens = nullptr;      // [S]
+  const int32_t* output_rows = nullptr;   // [R]
+  const int32_t* embed_rows = nullptr;    // [num_embeds] tokens whose embedding is given
+  const float* embeds = nullptr;          // [num_embeds][hidden]
+  std::vector<Group> groups;
+  SampleArgs sample = {};                 // all but logits and scratch
+  uint8_t* finite = nullptr;              // [T] out: 1 where the last hidden state is finite
+};
+
+enum class Domain { kTokens, kOutputRows, kPanels, kItems, kMerges };
+
+enum class Kind {
+  kEmbed, kAngles, kNormQuant, kNormRows, kHeadNormRope, kKVWrite, kGate, kCheckFinite, kSelect, kSoftcap, kSample,
+  kGemm, kAttention, kMerge,
+};
+
+struct EmbedOp { SourceRows table; float scale; float* out; int64_t ldo; };
+struct AnglesOp { const double* inv_freq; int32_t half; float scale; float* out; };  // out [T][half][2]: cos, sin
+struct NormRowsOp { const float* x; int64_t ldx; const float* gain; float eps; int32_t k; float* out; int64_t ldo; bool add; };
+struct RopeOp { float* x; int64_t ldx; int32_t heads, head_dim; const float* gain; float eps; int32_t rotary; const float* angles; };
+struct KVWriteOp { KVWriteArgs args; int32_t group; };
+struct GateOp { float* gate; const float* up; int64_t ld, width; int32_t epilogue; };
+struct RowsOp { float* x; int64_t ld, width; float cap; float* out; int64_t ldo; };  // check, select, softcap, sample
+struct GemmOp { GemmArgs args; bool output_rows; };
+struct AttentionOp { AttentionArgs args; int32_t group; };
+
+struct Record {
+  Kind kind;
+  union {
+    EmbedOp embed;
+    AnglesOp angles;
+    NormArgs norm_quant;
+    NormRowsOp norm_rows;
+    RopeOp rope;
+    KVWriteOp kv_write;
+    GateOp gate;
+    RowsOp rows;
+    GemmOp gemm;
+    AttentionOp attention;
+  };
+};
+
+struct Phase {
+  Domain domain;
+  int32_t begin, end;  // records
+  int32_t label;       // of `labels`: what its time is counted as
+  bool heavy;          // rows so dear that two of them are worth sharing
+};
+
+struct TapeSizes { int32_t vocab, hidden, max_tokens, max_rows; };
+
+class Tape {
+ public:
+  // Room for `max_tokens` tokens and `max_rows` output rows a step is in the buffers that the records point to.
+  Tape(const KernelTable* kernels, std::shared_ptr<Pool> pool, const TapeSizes& sizes);
+
+  // Building. `label` names what the following phases are counted as.
+  void label(const std::string& name);
+  void add(Domain domain, const Record& record, bool joins = false, bool heavy = false);
+  void keep(std::shared_ptr<void> owner) { owners_.push_back(std::move(owner)); }
+  const float* keep_floats(const float* data, size_t count);
+  const double* keep_doubles(const std::vector<double>& values);
+  void set_heads(int32_t group, const HeadShape& heads);
+
+  void run(const StepInfo& step);
+
+  const KernelTable* kernels() const { return kernels_; }
+  int32_t vocab() const { return sizes_.vocab; }
+  int32_t hidden() const { return sizes_.hidden; }
+  int32_t max_tokens() const { return sizes_.max_tokens; }
+  int32_t max_rows() const { return sizes_.max_rows; }
+  size_t num_groups() const { return heads_.size(); }
+  size_t num_records() const { return records_.size(); }
+  size_t num_phases() const { return phases_.size(); }
+  const std::vector<std::string>& labels() const { return labels_; }
+  const std::vector<int64_t>& label_ns() const { return label_ns_; }  // of the last step
+  const HeadShape& heads(int32_t group) const { return heads_[group]; }
+
+ private:
+  struct alignas(64) Counter { std::atomic<int32_t> next{0}; };
+  struct GemmChunks { int32_t panels, rows, across, count; };  // of a chunk; chunks side by side, and in all
+
+  int32_t rows_of(Domain domain) const;
+  bool is_serial(const Phase& phase) const;
+  size_t run_serial(size_t phase);  // runs the serial phases from here, returns the first that is not
+  void walk(int worker);
+  void run_chunks(size_t phase, int worker);
+  void run_rows(const Phase& phase, int32_t begin, int32_t end, int worker);
+  void run_row_record(const Record& record, int32_t begin, int32_t end, int worker);
+  void run_plain_record(const Record& record, int32_t begin, int32_t end, int worker);
+  void run_gemms(const Phase& phase, Counter* counter);
+  GemmChunks plan(const GemmOp& gemm) const;
+  void run_attention(const Record& record, int32_t begin, int32_t end, int worker);
+  AttentionArgs attention_args(const AttentionOp& op) const;
+  void embed(const EmbedOp& op, int32_t begin, int32_t end) const;
+  void angles(const AnglesOp& op, int32_t begin, int32_t end) const;
+  void build_work_lists();
+
+  const KernelTable* kernels_;
+  std::shared_ptr<Pool> pool_;
+  const TapeSizes sizes_;
+  std::vector<Record> records_;
+  std::vector<Phase> phases_;
+  std::vector<std::string> labels_;
+  int32_t label_ = 0;                     // of phases to come
+  std::vector<HeadShape> heads_;          // per KV group
+  std::vector<WorkList> work_;            // per KV group, of this step
+  std::vector<std::shared_ptr<void>> owners_;
+  std::unique_ptr<Counter[]> counters_;   // one per phase
+  std::vector<Memory> scratch_;           // one per worker
+  Memory partial_acc_, partial_max_, partial_sum_;
+  const StepInfo* step_ = nullptr;
+  size_t next_phase_ = 0;                 // written by the last at a barrier, read by all behind it
+  int64_t serial_ns_ = 0;                 // spent by the last at that barrier
+  std::vector<int64_t> label_ns_;
+};
+
+}  // namespace headrace
