@@ -4,9 +4,10 @@ Requests pass the middleware from top to bottom. Nothing here knows how answers 
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -72,74 +73,37 @@ def create_app(
     return app
 
 
+Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
+
+
 def endpoints(service: Service, metrics: Metrics) -> list[Endpoint]:
     """Every route but the schema's own."""
 
-    def bind(handler: Callable[[Service, Request], Awaitable[ASGIApp]]) -> Callable[[Request], Awaitable[ASGIApp]]:
-        return partial(handler, service)
+    def post(path: str, handler: Handler, summary: str, structs: Sequence[type[Struct]]) -> Endpoint:
+        """`structs`: of the request, of the answer and, where it can be streamed, of a chunk."""
+        request, response, chunk = (*structs, None)[:3]
+        return Endpoint("POST", path, partial(handler, service), summary, response, request, chunk)
 
+    def get(path: str, handler: Handler, summary: str, struct: type[Struct]) -> Endpoint:
+        return Endpoint("GET", path, partial(handler, service), summary, struct)
+
+    def probe(path: str, handler: Handler, summary: str, struct: type[Struct]) -> Endpoint:
+        return Endpoint("GET", path, partial(handler, service), summary, struct, unready=struct, open=True)
+
+    chat = (openai_chat.ChatRequest, openai_chat.ChatCompletion, openai_chat.ChatChunk)
+    plain = (openai_completions.CompletionRequest, openai_completions.Completion, openai_completions.Completion)
+    to_ids = (tokenize.TokenizeRequest, tokenize.TokenizeResponse)
+    to_text = (tokenize.DetokenizeRequest, tokenize.DetokenizeResponse)
     return [
-        Endpoint(
-            "POST",
-            "/v1/chat/completions",
-            bind(openai_chat.create),
-            "Answer a conversation",
-            request=openai_chat.ChatRequest,
-            response=openai_chat.ChatCompletion,
-            chunk=openai_chat.ChatChunk,
-        ),
-        Endpoint(
-            "POST",
-            "/v1/completions",
-            bind(openai_completions.create),
-            "Continue a text",
-            request=openai_completions.CompletionRequest,
-            response=openai_completions.Completion,
-            chunk=openai_completions.Completion,
-        ),
-        Endpoint(
-            "GET",
-            "/v1/models",
-            bind(openai_models.list_models),
-            "List the served model",
-            response=openai_models.ModelList,
-        ),
-        Endpoint(
-            "GET",
-            "/v1/models/{model:path}",
-            bind(openai_models.retrieve_model),
-            "Describe the served model",
-            response=openai_models.Model,
-        ),
-        Endpoint(
-            "POST",
-            "/tokenize",
-            bind(tokenize.tokenize),
-            "Token ids of a text or a conversation",
-            request=tokenize.TokenizeRequest,
-            response=tokenize.TokenizeResponse,
-        ),
-        Endpoint(
-            "POST",
-            "/detokenize",
-            bind(tokenize.detokenize),
-            "Text of token ids",
-            request=tokenize.DetokenizeRequest,
-            response=tokenize.DetokenizeResponse,
-        ),
-        Endpoint("GET", "/livez", bind(operations.livez), "The process is alive", operations.Alive, open=True),
-        *(
-            Endpoint(
-                "GET",
-                path,
-                bind(operations.readyz),
-                "The model can answer; with progress while it loads",
-                response=operations.Readiness,
-                unready=operations.Readiness,
-                open=True,
-            )
-            for path in ("/readyz", "/health")
-        ),
+        post("/v1/chat/completions", openai_chat.create, "Answer a conversation", chat),
+        post("/v1/completions", openai_completions.create, "Continue a text", plain),
+        get("/v1/models", openai_models.list_models, "List the served model", openai_models.ModelList),
+        get("/v1/models/{model:path}", openai_models.retrieve_model, "Describe the served model", openai_models.Model),
+        post("/tokenize", tokenize.tokenize, "Token ids of a text or a conversation", to_ids),
+        post("/detokenize", tokenize.detokenize, "Text of token ids", to_text),
+        probe("/livez", operations.livez, "The process can answer", operations.Alive),
+        probe("/readyz", operations.readyz, "The model can answer; progress while it loads", operations.Readiness),
+        probe("/health", operations.readyz, "The same as /readyz", operations.Readiness),
         Endpoint("GET", "/metrics", partial(operations.metrics, service, metrics), "Prometheus metrics"),
         Endpoint("GET", "/version", operations.version, "Version of the server", operations.Version),
     ]
