@@ -34,6 +34,7 @@ constexpr int kAccumulators = 8;
 typedef float Operand;
 inline Operand to_operand(float x) { return x; }
 #endif
+constexpr int kFewRows = 4;        // with so few rows a product waits for memory, and fetches ahead
 constexpr int kNarrow = 16 / kLanes;  // vectors of 16 columns, the granule of block_size and head_dim
 
 // One product's operands. A's pair i of row r is at a[r * kRowStep + i * kPairStep].
@@ -44,6 +45,7 @@ struct ProductArgs {
   float* c;
   int64_t ldc;
   bool accumulate;
+  int64_t ahead;       // from b to the same operand of the next tile, to be fetched meanwhile; 0: none
 };
 
 // Columns [column, column + V * kLanes) of R rows.
@@ -59,6 +61,10 @@ inline void product_columns(const ProductArgs& p, int column) {
   const Operand* a = p.a;
   const uint16_t* b = p.b + 2 * column;
   for (int i = 0; i < p.pairs; ++i, a += kPairStep, b += 2 * p.columns) {
+    if (R <= kFewRows) {
+#pragma GCC unroll 4
+      for (int line = 0; line < V * kLanes / 16; ++line) __builtin_prefetch(b + p.ahead + 32 * line);
+    }
 #if defined(HEADRACE_ISA_AVX512)
     __m512bh columns[V];
 #pragma GCC unroll 4
@@ -72,16 +78,33 @@ inline void product_columns(const ProductArgs& p, int column) {
       for (int v = 0; v < V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], row, columns[v]);
     }
 #else
+    // Whichever of the two operands has fewer registers stays in them; the other passes through one.
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      f32v rows[R];
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) rows[r] = v_set1(a[r * kRowStep + half]);
+      if (V <= 2) {
+        f32v columns[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        const f32v column_v = half == 0 ? v_bf16_first(b + 2 * v * kLanes) : v_bf16_second(b + 2 * v * kLanes);
+        for (int v = 0; v < V; ++v) {
+          const uint16_t* at = b + 2 * v * kLanes;
+          columns[v] = half == 0 ? v_bf16_first(at) : v_bf16_second(at);
+        }
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) sums[r][v] = v_fma(rows[r], column_v, sums[r][v]);
+        for (int r = 0; r < R; ++r) {
+          const f32v row = v_set1(a[r * kRowStep + half]);
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v) v_add_product(&sums[r][v], row, columns[v]);
+        }
+      } else {
+        f32v rows[R];
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) rows[r] = v_set1(a[r * kRowStep + half]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+          const uint16_t* at = b + 2 * v * kLanes;
+          const f32v column_v = half == 0 ? v_bf16_first(at) : v_bf16_second(at);
+#pragma GCC unroll 12
+          for (int r = 0; r < R; ++r) v_add_product(&sums[r][v], rows[r], column_v);
+        }
       }
     }
 #endif
@@ -249,14 +272,15 @@ inline void multiply_rows(const Chunk* chunk, const Product* products, bool scor
 }
 
 // acc += weights * V over the token pairs that hold [lo, hi). A pair cut by a bound is copied with its hidden half zero.
-void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo, int hi) {
+void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo, int hi, int64_t ahead) {
   const int64_t pair_size = 2 * a->head_dim;
-  ProductArgs p = {chunk->weights, v, 0, a->head_dim, chunk->acc, a->head_dim, true};
+  ProductArgs p = {chunk->weights, v, 0, a->head_dim, chunk->acc, a->head_dim, true, ahead};
   uint16_t edge[2 * kMaxHeadDim];
   for (int pair = lo / 2, end = (hi + 1) / 2; pair < end; pair += p.pairs) {
     const bool cut = 2 * pair < lo || 2 * pair + 2 > hi;
     p.a = chunk->weights + 2 * pair;
     p.b = cut ? edge : v + pair * pair_size;
+    p.ahead = cut ? 0 : ahead;
     p.pairs = cut ? 1 : hi / 2 - pair;
     for (int i = 0; cut && i < pair_size; ++i) {
       const int token = 2 * pair + i % 2;
@@ -266,19 +290,26 @@ void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo,
   }
 }
 
+// Where the tile's K, and V, begin in the cache.
+inline int64_t tile_offset(const AttentionArgs* a, const AttentionItem* item, int64_t tile) {
+  const int64_t block = a->block_table[static_cast<int64_t>(item->seq) * a->max_blocks + tile];
+  return (block * a->num_kv_heads + item->kv_head) * a->head_dim * a->block_size;
+}
+
 void attend_tile(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, int64_t tile) {
   const int tokens = a->block_size;
-  const int64_t block = a->block_table[static_cast<int64_t>(item->seq) * a->max_blocks + tile];
-  const int64_t at = (block * a->num_kv_heads + item->kv_head) * a->head_dim * tokens;
+  const int64_t at = tile_offset(a, item, tile);
+  const int64_t ahead = (tile + 1) * tokens < chunk->end ? tile_offset(a, item, tile + 1) - at : 0;
   multiply_rows(chunk, kScoreProducts, true,
-                {chunk->q, a->k_cache + at, a->head_dim / 2, tokens, chunk->scores, kMaxBlock, false});
+                {chunk->q, a->k_cache + at, a->head_dim / 2, tokens, chunk->scores, kMaxBlock, false, ahead});
   const int64_t first = tile * tokens;
   for (int r = 0; r < chunk->rows; ++r) {
     const int64_t lo = chunk->visible_begin[r] - first, hi = chunk->visible_end[r] - first;
     weigh_row(a, chunk, r, static_cast<int>(lo < 0 ? 0 : lo), static_cast<int>(hi > tokens ? tokens : hi));
   }
   const int64_t lo = chunk->begin - first, hi = chunk->end - first;
-  add_values(a, chunk, a->v_cache + at, static_cast<int>(lo < 0 ? 0 : lo), static_cast<int>(hi > tokens ? tokens : hi));
+  add_values(a, chunk, a->v_cache + at, static_cast<int>(lo < 0 ? 0 : lo), static_cast<int>(hi > tokens ? tokens : hi),
+             ahead);
 }
 
 // One partition from a fresh state. Rows that see nothing of it end with sum 0.

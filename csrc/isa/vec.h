@@ -227,6 +227,16 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 64u : rounded);
 }
 
+// sum = fma(a, b, sum), in place. On AVX2 as assembly: of unrolled intrinsics gcc 12 reorders the steps and picks forms
+// that overwrite a factor, until it runs out of registers and spills sums.
+inline void v_add_product(f32v* sum, f32v a, f32v b) {
+#if defined(HEADRACE_ISA_AVX2)
+  __asm__ volatile("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+#else
+  *sum = v_fma(a, b, *sum);
+#endif
+}
+
 // kLanes pairs of bf16: the first, or the second, of each pair as f32.
 inline f32v v_bf16_first(const uint16_t* p) {
   i32v pairs;
