@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.errors import ConfigError, RequestError
+from headrace.base.errors import ConfigError, RequestError, RequestFailedError
 from headrace.text.chat_messages import prepare_messages, takes_parts
 
 _WORKER = Path(__file__).with_name("template_worker.py")
@@ -73,7 +73,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. `kwargs` are further template variables; they cannot replace the named ones.
 
-        Raises RequestError (400) with the template's own message, when a limit is hit, or when there is no template.
+        Raises RequestError (400) with the template's own message, when a limit is hit, or when there is no template;
+        RequestFailedError (500) when something else ended the worker.
         """
         template, variables = self._prepare(messages, add_generation_prompt, tools, kwargs)
         loop = asyncio.get_running_loop()
@@ -191,7 +192,7 @@ class _Worker:
         elif process.returncode == -signal.SIGXCPU:
             problem = f"it needs more than {self._limits.cpu_seconds} s of CPU time"
         else:
-            problem = f"its process ended ({process.returncode})"
+            return RequestFailedError(f"the process that renders chat templates ended ({process.returncode})")
         return RequestError(f"the chat template failed: {problem}", param="messages")
 
     def _write(self, process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from headrace.text.tokenizer import Tokenizer
 
-# Tokens of the prompt that can hold an unfinished character: it has at most 3 bytes before its last one.
-_TAIL = 4
+_MOST_UNFINISHED = 3  # bytes that a character can have before its last one
 
 
 class Detokenizer:
@@ -25,9 +24,7 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = all(tokenizer.is_special(i) for i in prompt_token_ids)
-        for token_id in prompt_token_ids[-_TAIL:]:
-            if not tokenizer.is_special(token_id):
-                self._decoder.decode(tokenizer.token_bytes(token_id))
+        self._decoder.decode(self._tail(prompt_token_ids))
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is unfinished."""
@@ -39,6 +36,18 @@ class Detokenizer:
             self._at_start = False
             data = self._tokenizer.without_leading_space(data)
         return self._decoder.decode(data)
+
+    def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes, enough to hold whatever character it leaves unfinished."""
+        tail = b""
+        for token_id in reversed(prompt_token_ids):
+            if not self._tokenizer.is_special(token_id):
+                tail = self._tokenizer.token_bytes(token_id) + tail
+            elif not self._skip:
+                break
+            if len(tail) >= _MOST_UNFINISHED:
+                break
+        return tail
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that was never finished."""

@@ -6,6 +6,7 @@ and `decode` agree by construction. Knows no requests and no chat messages.
 Invariants: all methods may be called from several threads; `encode` accepts every Python string.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from headrace.text.sentencepiece import SentencePieceEncoder, byte_of_piece
 from headrace.text.special import SpecialSplitter, end_of_turn_ids
 from headrace.text.token_table import Alphabet, TokenTable
 from headrace.text.wordpiece import WordPieceEncoder
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +123,9 @@ class Tokenizer:
 
         `parse_special` False keeps the texts of control tokens as text. Lone surrogates become U+FFFD.
         """
-        try:
-            ids = self._encoder.encode(text, parse_special)
-        except UnicodeEncodeError:
+        if not text.isascii() and _SURROGATE.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            ids = self._encoder.encode(text, parse_special)
+        ids = self._encoder.encode(text, parse_special)
         return [*self._special.prefix_ids, *ids, *self._special.suffix_ids] if add_special_tokens else ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
