@@ -4,19 +4,19 @@
 // 8-bit weights are two planes of nibbles, low and high, joined as low + 16 * high in 32 bits: exact, at twice the work.
 //
 // One template covers all: a core computes R rows by P pairs of 8-column vectors over a run of groups, adding to the
-// tile in memory (its float sums need no registers, so more rows fit). It knows four sources of a pair of vectors:
-//   kBytes   32 columns a k-quad, one byte a value                 pair p: columns 16p.. and 16p + 8..
-//   kNibbles a line of the packed kW4 panel                        pair p: columns  8p.. and 16 + 8p..
-//   kSplit   a line of the packed 8-bit panel, split in registers  pair p: low and high plane of columns 8p..
-//   kPlanes  the same, split beforehand                            likewise
-// With few rows the cores read the packed panel (it is memory that counts); with many, nibbles are first spread into a
-// slab of bytes that stays in the L1 cache (it is the vector units that count).
+// tile in memory (its float sums need no registers, so more rows fit). It knows three sources of a pair of vectors:
+//   kBytes   32 columns a k-quad, one byte a value               pair p: columns 16p.. and 16p + 8..
+//   kNibbles a line of the packed kW4 panel                      pair p: columns  8p.. and 16 + 8p..
+//   kSplit   a line of the packed 8-bit panel                    pair p: low and high plane of columns 8p..
+// With few rows the cores read the packed panel (it is memory that counts). With many, nibbles are first spread into a
+// slab of bytes that stays in the L1 cache (it is the vector units that count; planes would gain nothing).
 
-enum PairSource { kBytes, kNibbles, kSplit, kPlanes };
+enum PairSource { kBytes, kNibbles, kSplit };
 
-constexpr int kSlabGroups = 8;      // groups per pass over the rows, so that the slab stays in L1
-constexpr int kSlabRows = 8;        // rows from which spreading into a slab pays
-constexpr int kFloatSlab = 128;     // inputs per pass over the rows of a float panel
+constexpr int kRowTile = 4;         // three where 16-bit sums are flushed inside a group: those need registers, too
+constexpr int kSlabGroups = 8;      // groups per pass over the rows, so that they stay in L1
+constexpr int kSlabRows = 16;       // rows from which spreading into a slab pays
+constexpr int kFloatSlab = 128;     // inputs per pass over the rows of a float panel: even
 
 // A core's operands: a run of groups of one panel, and the first row of its tile.
 struct CoreArgs {
@@ -30,19 +30,23 @@ struct CoreArgs {
   float* tile;
 };
 
+// Where pair `pair` of k-quad `quad` lies in a group's quants.
 template <PairSource S>
-inline void load_pair(const uint8_t* group, int quad, int pair, __m256i* v) {
+constexpr int pair_offset(int quad, int pair) {
+  return quad * (S == kNibbles ? 64 : 128) + pair * (S == kBytes ? 64 : 32);
+}
+
+template <PairSource S>
+inline void load_pair(const uint8_t* at, __m256i* v) {
   const __m256i mask = _mm256_set1_epi8(15);
-  if (S == kBytes || S == kPlanes) {
-    const uint8_t* at = group + quad * (S == kBytes ? 128 : 256) + pair * 64;
-    v[0] = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  if (S == kBytes) {
+    v[0] = first;
     v[1] = _mm256_load_si256(reinterpret_cast<const __m256i*>(at + 32));
-    return;
+  } else {
+    v[0] = _mm256_and_si256(first, mask);
+    v[1] = _mm256_and_si256(_mm256_srli_epi16(first, 4), mask);
   }
-  const uint8_t* at = group + quad * (S == kNibbles ? 64 : 128) + pair * 32;
-  const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
-  v[0] = _mm256_and_si256(both, mask);
-  v[1] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
 }
 
 template <bool kScaleF32>
@@ -51,18 +55,22 @@ inline __m256 load_scales(const uint8_t* at, int column) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + 2 * column)));
 }
 
-inline __m256i broadcast_quad(const int8_t* x) {
-  int32_t v;
-  __builtin_memcpy(&v, x, 4);
-  return _mm256_set1_epi32(v);
+// The pair sums of one k-quad of a row, put into two accumulators or added to them. In assembly because gcc regroups
+// the sums of the unrolled steps and spills the products it delays.
+typedef int32_t Quad __attribute__((may_alias, aligned(1)));
+
+inline void put_products(__m256i* acc, const __m256i* v, const int8_t* x) {
+  __asm__ volatile(
+      "vpbroadcastd %[x], %[second]\n\t"
+      "vpmaddubsw %[second], %[v0], %[first]\n\t"
+      "vpmaddubsw %[second], %[v1], %[second]"
+      : [first] "=&x"(acc[0]), [second] "=&x"(acc[1])
+      : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*reinterpret_cast<const Quad*>(x)));
 }
 
-// Adds the pair sums of one k-quad of a row to two accumulators. In assembly because gcc regroups the sums of the
-// unrolled steps and spills the products it delays.
 inline void add_products(__m256i* acc, const __m256i* v, const int8_t* x) {
-  typedef int32_t Quad __attribute__((may_alias, aligned(1)));
   __m256i first, second;
-  __asm__(
+  __asm__ volatile(
       "vpbroadcastd %[x], %[second]\n\t"
       "vpmaddubsw %[second], %[v0], %[first]\n\t"
       "vpmaddubsw %[second], %[v1], %[second]\n\t"
@@ -82,6 +90,7 @@ inline void add_group(const uint8_t* scales, const uint8_t* mins, const Factor* 
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     float* y = tile + r * kPanel + column;
+    __asm__("" : "+r"(y));  // else gcc keeps sums of small tiles in registers that the products need
     __m256i sum = sums[r * stride];
     if (!kMin) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(f[r].zero_term));
     const __m256 scale = _mm256_mul_ps(w_scale, _mm256_set1_ps(f[r].scale));
@@ -94,14 +103,16 @@ inline void add_group(const uint8_t* scales, const uint8_t* mins, const Factor* 
 // R rows x P pairs from `pair` on. kQuads k-quads a group, of which kFlush at a time are summed in 16 bits.
 template <PairSource S, int R, int P, int kQuads, int kFlush, bool kMin, bool kScaleF32>
 __attribute__((noinline)) void core(const CoreArgs& args, int pair) {
-  constexpr bool kJoin = S == kSplit || S == kPlanes;
+  constexpr bool kJoin = S == kSplit;
   const CoreArgs a = args;  // else every store to the tile makes gcc load them again
-  const uint8_t* group = a.w;
+  constexpr int kColumns = S == kBytes ? 16 : 8;  // from one pair to the next
+  const uint8_t* group = a.w + pair_offset<S>(0, pair);
+  const uint8_t* scales = a.w + a.scales_at + pair * kColumns * (kScaleF32 ? 4 : 2);
+  const uint8_t* mins = scales + a.mins_at - a.scales_at;
+  float* tile = a.tile + pair * kColumns;
   const int8_t* x = a.q;
   const Factor* f = a.factors;
   for (int g = 0; g < a.groups; ++g, group += a.group_bytes, x += 4 * kQuads, f += a.ldf) {
-    const uint8_t* scales = group + a.scales_at;
-    const uint8_t* mins = group + a.mins_at;
     __m256i sums[R][2 * P];
 #pragma GCC unroll 4
     for (int part = 0; part < kQuads / kFlush; ++part) {
@@ -112,14 +123,12 @@ __attribute__((noinline)) void core(const CoreArgs& args, int pair) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
           __m256i v[2];
-          load_pair<S>(group, quad, pair + p, v);
+          load_pair<S>(group + pair_offset<S>(quad, p), v);
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
             const int8_t* at = x + r * a.ldx + 4 * quad;
             if (i == 0) {
-              const __m256i row = broadcast_quad(at);
-              acc[r][2 * p] = _mm256_maddubs_epi16(v[0], row);
-              acc[r][2 * p + 1] = _mm256_maddubs_epi16(v[1], row);
+              put_products(&acc[r][2 * p], v, at);
             } else {
               add_products(&acc[r][2 * p], v, at);
             }
@@ -141,108 +150,39 @@ __attribute__((noinline)) void core(const CoreArgs& args, int pair) {
       if (kJoin) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) sums[r][2 * p] = _mm256_add_epi32(sums[r][2 * p], sums[r][2 * p + 1]);
-        add_group<R, kMin, kScaleF32>(scales, mins, f, 8 * (pair + p), &sums[0][2 * p], 2 * P, a.tile);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, kColumns * p, &sums[0][2 * p], 2 * P, tile);
       } else {
-        const int first = S == kBytes ? 16 * (pair + p) : 8 * (pair + p);
-        const int second = S == kBytes ? first + 8 : first + 16;
-        add_group<R, kMin, kScaleF32>(scales, mins, f, first, &sums[0][2 * p], 2 * P, a.tile);
-        add_group<R, kMin, kScaleF32>(scales, mins, f, second, &sums[0][2 * p + 1], 2 * P, a.tile);
+        const int second = kColumns * p + (S == kBytes ? 8 : 16);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, kColumns * p, &sums[0][2 * p], 2 * P, tile);
+        add_group<R, kMin, kScaleF32>(scales, mins, f, second, &sums[0][2 * p + 1], 2 * P, tile);
       }
     }
+    scales += a.group_bytes;
+    mins += a.group_bytes;
   }
 }
 
-// All pairs of R rows.
-template <PairSource S, int R, int P, int kQuads, int kFlush, bool kMin, bool kScaleF32>
-void all_pairs(const CoreArgs& a) {
-  constexpr int kPairs = S == kSplit || S == kPlanes ? 4 : 2;
-  for (int pair = 0; pair < kPairs; pair += P) core<S, R, P, kQuads, kFlush, kMin, kScaleF32>(a, pair);
+// All pairs of R rows: at once for one row, which makes the panel one stream, else one after the other.
+template <PairSource S, int R, int kQuads, int kFlush, bool kMin, bool kScaleF32>
+inline void all_pairs(const CoreArgs& a) {
+  constexpr int kPairs = S == kSplit ? 4 : 2;
+  constexpr int kStep = R == 1 ? kPairs : 1;
+  for (int pair = 0; pair < kPairs; pair += kStep) core<S, R, kStep, kQuads, kFlush, kMin, kScaleF32>(a, pair);
 }
 
-inline CoreArgs core_args(const RowBlock* b, int row, int first_group, int group_inputs, float* tile) {
-  CoreArgs a = {};
-  a.q = b->q + row * b->ldx + first_group * group_inputs;
-  a.ldx = b->ldx;
-  a.factors = b->factors + first_group * b->rows + row;
-  a.ldf = b->rows;
-  a.tile = tile + row * kPanel;
-  return a;
-}
-
-// Calls `Core<R>` for every tile of at most kMost rows of the block.
-template <template <int> class Core, int kMost>
-inline void for_row_tiles(const RowBlock* b, CoreArgs a) {
-  for (int left = b->rows; left > 0;) {
-    int rows = left < kMost ? left : kMost;
+template <PairSource S, int kQuads, int kFlush, bool kMin, bool kScaleF32>
+void all_rows(CoreArgs a, int rows) {
+  constexpr int kTile = kFlush < kQuads ? kRowTile - 1 : kRowTile;
+  for (; rows > 0; rows -= kTile) {
     switch (rows) {
-      case 1: Core<1>::run(a); break;
-      case 2: Core<2>::run(a); break;
-      case 3: Core<3>::run(a); break;
-      case 4: Core<kMost < 4 ? 1 : 4>::run(a); break;
-      case 5: Core<kMost < 5 ? 1 : 5>::run(a); break;
-      default: Core<kMost < 6 ? 1 : 6>::run(a); rows = kMost;
+      case 1: all_pairs<S, 1, kQuads, kFlush, kMin, kScaleF32>(a); break;
+      case 2: all_pairs<S, 2, kQuads, kFlush, kMin, kScaleF32>(a); break;
+      case 3: all_pairs<S, 3, kQuads, kFlush, kMin, kScaleF32>(a); break;
+      default: all_pairs<S, kTile, kQuads, kFlush, kMin, kScaleF32>(a);
     }
-    left -= rows;
-    a.q += rows * a.ldx;
-    a.factors += rows;
-    a.tile += rows * kPanel;
-  }
-}
-
-// The cores of one weight format: in place (few rows) and over the slab (many rows).
-template <bool kMin, bool kScaleF32>
-struct W4 {
-  template <int R> struct InPlace {
-    static void run(const CoreArgs& a) { all_pairs<kNibbles, R, R < 3 ? 2 : 1, 8, 8, kMin, kScaleF32>(a); }
-  };
-  template <int R> struct Slab {
-    static void run(const CoreArgs& a) { all_pairs<kBytes, R, 1, 8, 8, kMin, true>(a); }
-  };
-};
-
-template <bool kMin, bool kScaleF32>
-struct W5 {
-  template <int R> struct InPlace {
-    static void run(const CoreArgs& a) { all_pairs<kBytes, R, R == 1 ? 2 : 1, 8, 4, kMin, kScaleF32>(a); }
-  };
-};
-
-struct W6 {
-  template <int R> struct InPlace {
-    static void run(const CoreArgs& a) { all_pairs<kBytes, R, R == 1 ? 2 : 1, 4, 2, false, true>(a); }
-  };
-};
-
-struct W8 {
-  template <int R> struct InPlace {
-    static void run(const CoreArgs& a) { all_pairs<kSplit, R, R == 1 ? 4 : R == 2 ? 2 : 1, 8, 8, false, false>(a); }
-  };
-  template <int R> struct Slab {
-    static void run(const CoreArgs& a) { all_pairs<kPlanes, R, 1, 8, 8, false, true>(a); }
-  };
-};
-
-// Spreads groups of the packed panel into the slab: bytes (kW4) or planes (8-bit), then scales and mins as f32.
-void fill_slab(const PackedWeight* w, const CoreArgs& from, uint8_t* slab, const CoreArgs& to) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  const bool nibbles = w->format == kW4;
-  const uint8_t* group = from.w;
-  for (int g = 0; g < from.groups; ++g, group += from.group_bytes, slab += to.group_bytes) {
-    for (int64_t at = 0; at < from.scales_at; at += 32) {
-      const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(group + at));
-      uint8_t* out = slab + (nibbles ? at / 64 * 128 + at % 64 : 2 * at);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_and_si256(both, mask));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(out + (nibbles ? 64 : 32)),
-                         _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
-    }
-    for (int c = 0; c < kPanel; c += 8) {
-      float* scales = reinterpret_cast<float*>(slab + to.scales_at) + c;
-      float* mins = reinterpret_cast<float*>(slab + to.mins_at) + c;
-      const uint8_t* s = group + from.scales_at;
-      const uint8_t* m = group + from.mins_at;
-      _mm256_store_ps(scales, w->scale_f32 ? load_scales<true>(s, c) : load_scales<false>(s, c));
-      if (w->has_min) _mm256_store_ps(mins, w->scale_f32 ? load_scales<true>(m, c) : load_scales<false>(m, c));
-    }
+    a.q += kTile * a.ldx;
+    a.factors += kTile;
+    a.tile += kTile * kPanel;
   }
 }
 
@@ -253,100 +193,135 @@ inline void set_layout(CoreArgs* a, int64_t quant_bytes, bool scale_f32, bool ha
   a->group_bytes = quant_bytes + scale_bytes * (has_min ? 2 : 1);
 }
 
+// The operands of at most `most` groups from `first` on, in the packed panel.
 inline CoreArgs panel_args(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, int first, int most,
                            float* tile) {
-  CoreArgs a = core_args(b, 0, first, w->group, tile);
+  CoreArgs a = {};
   set_layout(&a, static_cast<int64_t>(w->group) * kPanel / (w->format == kW4 ? 2 : 1), w->scale_f32, w->has_min);
   a.w = panel + first * a.group_bytes;
   a.groups = w->k / w->group - first < most ? w->k / w->group - first : most;
+  a.q = b->q + first * w->group;
+  a.ldx = b->ldx;
+  a.factors = b->factors + first * b->rows;
+  a.ldf = b->rows;
+  a.tile = tile;
   return a;
 }
 
-// Few rows: once over the whole panel if one tile takes all rows, else in runs of groups that stay in L1.
-template <class Format>
+template <PairSource S, int kQuads, int kFlush, bool kMin, bool kScaleF32>
 void panel_in_place(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
   const int groups = w->k / w->group;
-  const int step = b->rows <= 3 ? groups : kSlabGroups;
+  const int step = b->rows == 1 ? groups : kSlabGroups;
   for (int first = 0; first < groups; first += step) {
-    for_row_tiles<Format::template InPlace, 3>(b, panel_args(w, panel, b, first, step, tile));
+    all_rows<S, kQuads, kFlush, kMin, kScaleF32>(panel_args(w, panel, b, first, step, tile), b->rows);
   }
 }
 
-template <class Format>
-void panel_by_slab(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
-  if (b->rows < kSlabRows) return panel_in_place<Format>(w, panel, b, tile);
-  alignas(64) uint8_t slab[kSlabGroups * (1024 + 256)];  // bytes with mins; half as many groups of planes fit as well
-  const int step = w->format == kW4 ? kSlabGroups : kSlabGroups / 2;
-  for (int first = 0; first < w->k / w->group; first += step) {
-    CoreArgs a = panel_args(w, panel, b, first, step, tile);
-    const CoreArgs from = a;
-    set_layout(&a, w->format == kW4 ? 1024 : 2048, true, w->has_min);
-    fill_slab(w, from, slab, a);
-    a.w = slab;
-    for_row_tiles<Format::template Slab, 6>(b, a);
-  }
-}
-
-// Float panels: R rows by 32 columns over a run of inputs, sums in registers between two visits of the tile.
-template <int kFormat>
-inline void load_columns(const uint8_t* panel, int64_t i, __m256* v) {
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    if (kFormat == kF32) {
-      v[c] = _mm256_load_ps(reinterpret_cast<const float*>(panel) + i * kPanel + 8 * c);
-    } else if (kFormat == kF16) {
-      v[c] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(panel + (i * kPanel + 8 * c) * 2)));
-    } else {
-      const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + (i / 2 * kPanel + 8 * c) * 4));
-      const __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
-      v[c] = _mm256_castsi256_ps(i % 2 == 0 ? _mm256_slli_epi32(pair, 16) : odd);
+// Spreads groups of a kW4 panel into bytes, with scales and mins as f32.
+template <bool kMin, bool kScaleF32>
+void fill_slab(const CoreArgs& from, uint8_t* slab, const CoreArgs& to) {
+  const uint8_t* group = from.w;
+  for (int g = 0; g < from.groups; ++g, group += from.group_bytes, slab += to.group_bytes) {
+    for (int quad = 0; quad < 8; ++quad) {
+      for (int pair = 0; pair < 2; ++pair) {
+        __m256i v[2];
+        load_pair<kNibbles>(group + pair_offset<kNibbles>(quad, pair), v);
+        uint8_t* at = slab + quad * 128 + pair * 32;
+        _mm256_store_si256(reinterpret_cast<__m256i*>(at), v[0]);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(at + 64), v[1]);
+      }
+    }
+    for (int c = 0; c < kPanel; c += 8) {
+      const __m256 scales = load_scales<kScaleF32>(group + from.scales_at, c);
+      _mm256_store_ps(reinterpret_cast<float*>(slab + to.scales_at) + c, scales);
+      if (!kMin) continue;
+      const __m256 mins = load_scales<kScaleF32>(group + from.mins_at, c);
+      _mm256_store_ps(reinterpret_cast<float*>(slab + to.mins_at) + c, mins);
     }
   }
 }
 
+template <bool kMin, bool kScaleF32>
+void w4_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
+  if (b->rows < kSlabRows) return panel_in_place<kNibbles, 8, 8, kMin, kScaleF32>(w, panel, b, tile);
+  alignas(64) uint8_t slab[kSlabGroups * (1024 + 256)];
+  for (int first = 0; first < w->k / w->group; first += kSlabGroups) {
+    CoreArgs a = panel_args(w, panel, b, first, kSlabGroups, tile);
+    const CoreArgs packed = a;
+    set_layout(&a, 1024, true, kMin);
+    a.w = slab;
+    fill_slab<kMin, kScaleF32>(packed, slab, a);
+    all_rows<kBytes, 8, 8, kMin, true>(a, b->rows);
+  }
+}
+
+// Float panels: R rows by C vectors of 8 columns over a run of inputs, sums in registers between two visits of the tile.
+template <int kFormat, bool kOdd>
+inline __m256 load_column(const uint8_t* input, int column) {
+  if (kFormat == kF32) return _mm256_load_ps(reinterpret_cast<const float*>(input) + column);
+  if (kFormat == kF16) return load_scales<false>(input, column);
+  const __m256i pair = _mm256_load_si256(reinterpret_cast<const __m256i*>(input + 4 * column));
+  const __m256i odd = _mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  return _mm256_castsi256_ps(kOdd ? odd : _mm256_slli_epi32(pair, 16));
+}
+
+// One input of every row. A bf16 panel holds inputs in pairs, so `input` stays at the pair for the odd one.
+template <int kFormat, bool kOdd, int R, int C>
+inline void float_step(const uint8_t* input, const float* x, int64_t ldx, int column, __m256 (*y)[C]) {
+  __m256 v[C];
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c) v[c] = load_column<kFormat, kOdd>(input, column + 8 * c);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const __m256 row = _mm256_set1_ps(x[r * ldx]);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) y[r][c] = _mm256_fmadd_ps(row, v[c], y[r][c]);
+  }
+}
+
+template <int kFormat, int R, int C>
+__attribute__((noinline)) void float_core(const uint8_t* input, int64_t count, const float* x, int64_t ldx, int column,
+                                          float* tile) {
+  constexpr int kInputBytes = kPanel * (kFormat == kF32 ? 4 : 2);
+  __m256 y[R][C];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) y[r][c] = _mm256_load_ps(tile + r * kPanel + column + 8 * c);
+  }
+  for (; count > 1; count -= 2, x += 2, input += 2 * kInputBytes) {
+    float_step<kFormat, false, R, C>(input, x, ldx, column, y);
+    float_step<kFormat, true, R, C>(input + (kFormat == kBF16 ? 0 : kInputBytes), x + 1, ldx, column, y);
+  }
+  if (count > 0) float_step<kFormat, false, R, C>(input, x, ldx, column, y);
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) _mm256_store_ps(tile + r * kPanel + column + 8 * c, y[r][c]);
+  }
+}
+
 template <int kFormat, int R>
-__attribute__((noinline)) void float_core(const uint8_t* panel, int64_t begin, int64_t end, const float* x,
-                                          int64_t ldx, float* tile) {
-  __m256 y[R][4], v[4];
-#pragma GCC unroll 3
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) y[r][c] = _mm256_load_ps(tile + r * kPanel + 8 * c);
-  }
-#define HEADRACE_FLOAT_STEP(i)                                                                      \
-  load_columns<kFormat>(panel, i, v);                                                               \
-  _Pragma("GCC unroll 3") for (int r = 0; r < R; ++r) {                                             \
-    const __m256 row = _mm256_set1_ps(x[r * ldx + (i)]);                                            \
-    _Pragma("GCC unroll 4") for (int c = 0; c < 4; ++c) y[r][c] = _mm256_fmadd_ps(row, v[c], y[r][c]); \
-  }
-  int64_t i = begin;  // even
-  for (; i + 1 < end; i += 2) {
-    HEADRACE_FLOAT_STEP(i)
-    HEADRACE_FLOAT_STEP(i + 1)
-  }
-  if (i < end) {
-    HEADRACE_FLOAT_STEP(i)
-  }
-#undef HEADRACE_FLOAT_STEP
-#pragma GCC unroll 3
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) _mm256_store_ps(tile + r * kPanel + 8 * c, y[r][c]);
+inline void float_rows(const uint8_t* input, int64_t count, const float* x, int64_t ldx, float* tile) {
+  constexpr int kVectors = R == 1 ? 4 : 2;  // one row takes the panel as one stream
+  for (int column = 0; column < kPanel; column += 8 * kVectors) {
+    float_core<kFormat, R, kVectors>(input, count, x, ldx, column, tile);
   }
 }
 
 template <int kFormat>
 void float_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
-  const int64_t step = b->rows <= 3 ? w->k : kFloatSlab;
-  for (int64_t begin = 0; begin < w->k; begin += step) {
-    const int64_t end = w->k - begin < step ? w->k : begin + step;
-    for (int r = 0; r < b->rows; r += 3) {
-      const float* x = b->x + r * b->ldx;
+  const int64_t step = b->rows == 1 ? w->k : kFloatSlab;
+  for (int64_t begin = 0; begin < w->k; begin += step, panel += step * kPanel * (kFormat == kF32 ? 4 : 2)) {
+    const int64_t count = w->k - begin < step ? w->k - begin : step;
+    for (int r = 0; r < b->rows; r += kRowTile) {
+      const float* x = b->x + r * b->ldx + begin;
       float* y = tile + r * kPanel;
       switch (b->rows - r) {
-        case 1: float_core<kFormat, 1>(panel, begin, end, x, b->ldx, y); break;
-        case 2: float_core<kFormat, 2>(panel, begin, end, x, b->ldx, y); break;
-        default: float_core<kFormat, 3>(panel, begin, end, x, b->ldx, y);
+        case 1: float_rows<kFormat, 1>(panel, count, x, b->ldx, y); break;
+        case 2: float_rows<kFormat, 2>(panel, count, x, b->ldx, y); break;
+        case 3: float_rows<kFormat, 3>(panel, count, x, b->ldx, y); break;
+        default: float_rows<kFormat, kRowTile>(panel, count, x, b->ldx, y);
       }
     }
   }
@@ -358,14 +333,14 @@ PanelKernel panel_kernel(const PackedWeight* w) {
     case kF16: return float_panel<kF16>;
     case kBF16: return float_panel<kBF16>;
     case kW4:
-      if (!w->has_min) return panel_by_slab<W4<false, false>>;
-      return w->scale_f32 ? panel_by_slab<W4<true, true>> : panel_by_slab<W4<true, false>>;
+      if (!w->has_min) return w4_panel<false, false>;
+      return w->scale_f32 ? w4_panel<true, true> : w4_panel<true, false>;
     default: break;
   }
-  if (w->bits == 8) return panel_by_slab<W8>;
-  if (w->bits == 6) return panel_in_place<W6>;
-  if (!w->has_min) return panel_in_place<W5<false, false>>;
-  return w->scale_f32 ? panel_in_place<W5<true, true>> : panel_in_place<W5<true, false>>;
+  if (w->bits == 8) return panel_in_place<kSplit, 8, 8, false, false>;
+  if (w->bits == 6) return panel_in_place<kBytes, 4, 2, false, true>;
+  if (!w->has_min) return panel_in_place<kBytes, 8, 4, false, false>;
+  return w->scale_f32 ? panel_in_place<kBytes, 8, 4, true, true> : panel_in_place<kBytes, 8, 4, true, false>;
 }
 
 void gemm(const GemmArgs* g, int32_t panel_begin, int32_t panel_end, int32_t row_begin, int32_t row_end) {

@@ -9,7 +9,7 @@
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers, on every unmasked conversion
 
-constexpr int kRowTile = 6;           // 12 integer and 12 float accumulators
+constexpr int kRowTile = 4;           // 8 integer and 8 float accumulators: enough to hide latencies, and no spills
 constexpr int kBF16Slab = 256;        // inputs per pass over the rows of a bf16 panel
 
 inline void dot_quads(__m512i* acc, __m512i weights, const int8_t* x) {
@@ -101,9 +101,7 @@ void quantised_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock
       case 1: core<kNibbles, 1, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
       case 2: core<kNibbles, 2, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
       case 3: core<kNibbles, 3, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-      case 4: core<kNibbles, 4, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-      case 5: core<kNibbles, 5, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-      default: core<kNibbles, kRowTile, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile);
+        default: core<kNibbles, kRowTile, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile);
     }
   }
 }
@@ -139,8 +137,6 @@ void float_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b,
       case 1: float_core<kHalf, 1>(panel, w->k, x, b->ldx, y); break;
       case 2: float_core<kHalf, 2>(panel, w->k, x, b->ldx, y); break;
       case 3: float_core<kHalf, 3>(panel, w->k, x, b->ldx, y); break;
-      case 4: float_core<kHalf, 4>(panel, w->k, x, b->ldx, y); break;
-      case 5: float_core<kHalf, 5>(panel, w->k, x, b->ldx, y); break;
       default: float_core<kHalf, kRowTile>(panel, w->k, x, b->ldx, y);
     }
   }
@@ -203,9 +199,7 @@ void bf16_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, 
         case 1: bf16_core<1>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
         case 2: bf16_core<2>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
         case 3: bf16_core<3>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-        case 4: bf16_core<4>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-        case 5: bf16_core<5>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-        default: bf16_core<kRowTile>(at, pairs, x + row * kBF16Slab, tile + row * kPanel);
+            default: bf16_core<kRowTile>(at, pairs, x + row * kBF16Slab, tile + row * kPanel);
       }
     }
   }
