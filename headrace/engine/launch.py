@@ -4,10 +4,13 @@
 backend needs stand in the function that needs them: they decide how fast an engine starts.
 """
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import headrace
 from headrace.backend.base import Backend, BackendSpec
 from headrace.base.clock import Clock
 from headrace.base.config import Config, cache_dir
@@ -19,6 +22,10 @@ from headrace.engine.engine import Engine
 from headrace.engine.memory import available_memory, show_bytes
 from headrace.engine.messages import Ready
 from headrace.engine.sizing import Demand, Sizes, size_kv
+
+if TYPE_CHECKING:
+    from headrace.model.config import ModelConfig
+    from headrace.model.planner import ModelSize
 
 Report = Callable[[str, float], None]  # what loading is doing, and the fraction done
 
@@ -50,7 +57,7 @@ def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report)
 
     Raises ModelFileError, ModelTooLargeError or ConfigError.
     """
-    built = _fake(config) if config.backend == "fake" else _cpu(config, path, report)
+    built = _fake(config) if config.backend == "fake" else _cpu(config, path, clock, report)
     backend, sizes = built.backend, built.sizes
     spec = backend.spec
     limits = StepLimits(
@@ -88,7 +95,7 @@ def _fake(config: Config) -> _Built:
     return _Built(backend, sizes, {"model": "none: a token oracle for tests (--backend fake)"}, "fake")
 
 
-def _cpu(config: Config, path: Path, report: Report) -> _Built:
+def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
     from headrace.backend.cpu import CpuBackend
     from headrace.model.checkpoint import open_checkpoint
     from headrace.model.decoder import build_graph
@@ -97,21 +104,55 @@ def _cpu(config: Config, path: Path, report: Report) -> _Built:
     report("reading the model", 0.0)
     checkpoint = open_checkpoint(path)
     try:
-        graph = build_graph(checkpoint.config, checkpoint)
+        model = checkpoint.config
+        graph = build_graph(model, checkpoint)
         size = measure_graph(graph)
-        sizes = size_kv(
-            graph.kv_groups, checkpoint.config.max_position, size.weight_bytes, available_memory(), _demand(config)
+        fixed = _fixed_bytes(config, model, size)
+        sizes = size_kv(graph.kv_groups, model.max_position, fixed, available_memory(), _demand(config))
+        backend = CpuBackend(
+            graph,
+            checkpoint,
+            _spec(config, graph.kv_groups, sizes, model.vocab_size),
+            threads=config.threads,
+            isa=config.isa,
+            progress=lambda fraction: report("packing the weights", fraction),
+            clock=clock,
         )
-        spec = _spec(config, graph.kv_groups, sizes, checkpoint.config.vocab_size)
-        backend = CpuBackend(graph, checkpoint, spec, threads=config.threads, isa=config.isa)
     finally:
         checkpoint.close()
-    formats = ", ".join(f"{show_bytes(count)} {name}" for name, count in size.bytes_by_format.items())
     summary = {
-        "model": f"{checkpoint.config.name} ({checkpoint.config.family}, {size.parameters / 1e6:,.0f} M parameters)",
-        "weights": f"{show_bytes(size.weight_bytes)} ({formats}) from {path}",
+        "model": f"{model.name} ({model.family}, {size.parameters / 1e6:,.0f} M parameters) from {path}",
+        "weights": f"{show_bytes(size.weight_bytes)}: {_formats(size)}",
+        "threads": f"{backend.threads} ({'--threads' if config.threads else 'affinity, CPU quota and physical cores'})",
+        "kernels": f"{backend.isa} ({'--isa' if config.isa != 'auto' else 'the best that this machine runs'})",
     }
-    return _Built(backend, sizes, summary, f"{path}:{size.weight_bytes}")
+    processor = _processor()
+    identity = f"{model.name}, {size.weight_bytes} bytes, {backend.isa}, {backend.threads} threads, {processor}"
+    return _Built(backend, sizes, summary, f"{identity}, {headrace.__version__}")
+
+
+def _fixed_bytes(config: Config, model: "ModelConfig", size: "ModelSize") -> int:
+    """Memory beside the KV cache: weights, which packing may widen a little, and the buffers of the largest step."""
+    widths = 8 * model.hidden_size + 3 * model.intermediate_size + 4 * model.num_heads * model.head_dim
+    buffers = 4 * (_max_rows(config) * model.vocab_size + config.max_num_batched_tokens * widths)
+    return size.weight_bytes + size.weight_bytes // 4 + buffers
+
+
+def _formats(size: "ModelSize") -> str:
+    """The storage formats, the largest first, leaving out the crumbs."""
+    found = sorted(size.bytes_by_format.items(), key=lambda item: -item[1])
+    return ", ".join(f"{show_bytes(count)} {name}" for name, count in found if count * 100 >= size.weight_bytes)
+
+
+def _processor() -> str:
+    """The model name that the kernel reports, or what little the standard library knows."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
 
 
 def _demand(config: Config) -> Demand:
@@ -124,6 +165,10 @@ def _demand(config: Config) -> Demand:
     )
 
 
+def _max_rows(config: Config) -> int:
+    return min(config.max_num_batched_tokens, max(config.max_num_seqs, _MIN_ROWS))
+
+
 def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size: int) -> BackendSpec:
     return BackendSpec(
         kv_groups=groups,
@@ -131,7 +176,7 @@ def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size:
         block_size=config.block_size,
         vocab_size=vocab_size,
         max_tokens=config.max_num_batched_tokens,
-        max_rows=min(config.max_num_batched_tokens, max(config.max_num_seqs, _MIN_ROWS)),
+        max_rows=_max_rows(config),
         max_seqs=config.max_num_seqs,
         max_model_len=sizes.max_model_len,
     )
