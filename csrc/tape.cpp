@@ -53,12 +53,6 @@ const float* Tape::keep_floats(const float* data, size_t count) {
   return copy->data();
 }
 
-const double* Tape::keep_doubles(const std::vector<double>& values) {
-  auto copy = std::make_shared<std::vector<double>>(values);
-  owners_.push_back(copy);
-  return copy->data();
-}
-
 void Tape::set_heads(int32_t group, const HeadShape& heads) {
   if (static_cast<size_t>(group) >= heads_.size()) heads_.resize(group + 1, HeadShape{0, 1, 0, 0});
   heads_[group] = heads;
@@ -216,7 +210,8 @@ void Tape::angles(const AnglesOp& op, int32_t begin, int32_t end) const {
   for (int64_t row = begin; row < end; ++row) {
     float* out = op.out + row * op.half * 2;
     for (int32_t i = 0; i < op.half; ++i) {
-      const double angle = op.inv_freq[i] * step_->positions[row];
+      // The angle is a float product in every implementation that models were trained with; what follows is exact.
+      const double angle = op.inv_freq[i] * static_cast<float>(step_->positions[row]);
       out[2 * i] = static_cast<float>(std::cos(angle)) * op.scale;
       out[2 * i + 1] = static_cast<float>(std::sin(angle)) * op.scale;
     }

@@ -51,7 +51,7 @@ enum class Kind {
 };
 
 struct EmbedOp { SourceRows table; float scale; float* out; int64_t ldo; };
-struct AnglesOp { const double* inv_freq; int32_t half; float scale; float* out; };  // out [T][half][2]: cos, sin
+struct AnglesOp { const float* inv_freq; int32_t half; float scale; float* out; };  // out [T][half][2]: cos, sin
 struct NormRowsOp { const float* x; int64_t ldx; const float* gain; float eps; int32_t k; float* out; int64_t ldo; bool add; };
 struct RopeOp { float* x; int64_t ldx; int32_t heads, head_dim; const float* gain; float eps; int32_t rotary; const float* angles; };
 struct KVWriteOp { KVWriteArgs args; int32_t group; };
@@ -95,7 +95,6 @@ class Tape {
   void add(Domain domain, const Record& record, bool joins = false, bool heavy = false);
   void keep(std::shared_ptr<void> owner) { owners_.push_back(std::move(owner)); }
   const float* keep_floats(const float* data, size_t count);
-  const double* keep_doubles(const std::vector<double>& values);
   void set_heads(int32_t group, const HeadShape& heads);
 
   void run(const StepInfo& step);

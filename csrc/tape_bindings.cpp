@@ -44,11 +44,11 @@ void add_embed(Tape& tape, const Array<const uint8_t>& rows, int32_t type, int32
   tape.add(row_domain(tape, false, out->rows()), record);
 }
 
-void add_angles(Tape& tape, const std::vector<double>& inv_freq, float scale, const SharedMatrix& out) {
+void add_angles(Tape& tape, const std::vector<float>& inv_freq, float scale, const SharedMatrix& out) {
   Record record = record_of(Kind::kAngles);
   const int32_t half = static_cast<int32_t>(inv_freq.size());
   require(out->stride() == 2 * half, "angles: the buffer is not [tokens, rotary_dim]");
-  record.angles = {tape.keep_doubles(inv_freq), half, scale, out->data()};
+  record.angles = {tape.keep_floats(inv_freq.data(), inv_freq.size()), half, scale, out->data()};
   tape.keep(out);
   tape.add(row_domain(tape, false, out->rows()), record);
 }
@@ -249,7 +249,7 @@ void bind_tape(nb::module_& m) {
       .def("sample", [](Tape& tape, const SharedMatrix& x) { add_plain(tape, Kind::kSample, x, 0, true); })
       .def("run", &run_step, nb::arg("caches"), nb::arg("batch"), nb::arg("input_ids").noconvert(), nb::arg("mask_bits").none(),
            nb::arg("max_logprobs"),
-           "Runs one step: (token_ids [R], logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [R], finite [T], "
+           "One step: (token_ids [R], logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [R], finite [T],\n"
            "nanoseconds per label). Raises ValueError or TypeError naming the array that is wrong.")
       .def_prop_ro("labels", &Tape::labels)
       .def_prop_ro("num_records", &Tape::num_records)

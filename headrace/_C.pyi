@@ -1,0 +1,217 @@
+# ruff: noqa: N999
+"""Native kernels of the CPU backend (docs/kernels.md)."""
+
+from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+def instruction_sets() -> list[str]:
+    """Names of the kernel tables this machine can run, best first."""
+
+class Weight:
+    """A matrix packed for one instruction set."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def format(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def has_min(self) -> bool: ...
+    @property
+    def scale_f32(self) -> bool: ...
+    @property
+    def interleave(self) -> bool: ...
+    @property
+    def num_panels(self) -> int: ...
+    @property
+    def panel_bytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def data(self) -> object: ...
+
+class Matrix:
+    """Float rows, or some columns of them."""
+
+    def __init__(self, rows: int, width: int) -> None: ...
+    def columns(self, begin: int, count: int) -> Matrix: ...
+    @property
+    def array(self) -> object: ...
+
+class KVCache:
+    """Keys and values of one KV group's layers, bf16, in blocks."""
+
+    def __init__(self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def copy(self, source: int, destination: int) -> None: ...
+    def read(self, ids: NDArray[numpy.int32]) -> bytes: ...
+    def write(self, ids: NDArray[numpy.int32], data: bytes) -> None: ...
+
+class Activations:
+    """Rows as a GEMM reads them: f32, or int8 with scales and sums."""
+
+    def __init__(self, rows: int, k: int, want_f32: bool, want_q: bool) -> None: ...
+    @property
+    def f32(self) -> object: ...
+    @property
+    def q(self) -> object: ...
+    @property
+    def scale(self) -> object: ...
+    @property
+    def sum(self) -> object: ...
+
+class Kernels:
+    """The kernels of one instruction set, each by itself on NumPy arrays."""
+
+    def __init__(self, isa: str = "auto") -> None: ...
+    @property
+    def name(self) -> str: ...
+    def pack(self, rows: NDArray[numpy.uint8], type: int, k: int, up: NDArray[numpy.uint8] | None = None) -> Weight: ...
+    def norm_quant(
+        self,
+        x: NDArray[numpy.float32],
+        gain: NDArray[numpy.float32] | None = None,
+        eps: float = 9.999999747378752e-06,
+        want_f32: bool = True,
+        want_q: bool = True,
+    ) -> Activations: ...
+    def gemm(
+        self,
+        w: Weight,
+        a: Activations,
+        out: NDArray[numpy.float32],
+        bias: NDArray[numpy.float32] | None = None,
+        epilogue: int = 0,
+        panels: Sequence[int] = [0, -1],
+        rows: Sequence[int] = [0, -1],
+    ) -> None: ...
+    def norm_rows(
+        self,
+        x: NDArray[numpy.float32],
+        gain: NDArray[numpy.float32],
+        eps: float,
+        out: NDArray[numpy.float32],
+        add: bool = False,
+    ) -> None: ...
+    def head_norm_rope(
+        self,
+        x: NDArray[numpy.float32],
+        heads: int,
+        head_dim: int,
+        gain: NDArray[numpy.float32] | None,
+        eps: float,
+        rotary_dim: int,
+        cos_sin: NDArray[numpy.float32],
+    ) -> None: ...
+    def kv_write(
+        self,
+        k: NDArray[numpy.float32],
+        v: NDArray[numpy.float32],
+        k_cache: NDArray[numpy.uint16],
+        v_cache: NDArray[numpy.uint16],
+        slots: NDArray[numpy.int32],
+    ) -> None: ...
+    def attention(
+        self,
+        q: NDArray[numpy.float32],
+        out: NDArray[numpy.float32],
+        k_cache: NDArray[numpy.uint16],
+        v_cache: NDArray[numpy.uint16],
+        block_table: NDArray[numpy.int32],
+        cu_seqlens_q: NDArray[numpy.int32],
+        seq_lens: NDArray[numpy.int32],
+        scale: float,
+        window: int,
+        softcap: float,
+        items: NDArray[numpy.int32],
+        partition: int = 256,
+    ) -> None: ...
+    def embed(
+        self, rows: NDArray[numpy.uint8], type: int, k: int, ids: NDArray[numpy.int32], scale: float = 1.0
+    ) -> object: ...
+    def softcap(self, x: NDArray[numpy.float32], cap: float) -> None: ...
+    def gate(
+        self, gate: NDArray[numpy.float32], up: NDArray[numpy.float32], out: NDArray[numpy.float32], epilogue: int
+    ) -> None: ...
+    def sample(self, logits: NDArray[numpy.float32], batch: object, max_logprobs: int) -> tuple: ...
+
+class Pool:
+    """Worker threads; the caller is worker 0."""
+
+    def __init__(self, threads: int, spin: bool) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+def pack(
+    pool: Pool, isa: str, rows: NDArray[numpy.uint8], type: int, k: int, up: NDArray[numpy.uint8] | None = None
+) -> Weight: ...
+def drop_file_pages(rows: NDArray[numpy.uint8]) -> None:
+    """Only for arrays that view a file mapping."""
+
+class Masking:
+    """Scale, softcap (0: none) and window (0: none) of an attention."""
+
+    def __init__(self, scale: float, softcap: float, window: int) -> None: ...
+
+class Tape:
+    """A lowered model: records that every worker walks once per step."""
+
+    def __init__(self, isa: str, pool: Pool, *, vocab: int, hidden: int, max_tokens: int, max_rows: int) -> None: ...
+    def label(self, name: str) -> None: ...
+    def embed(self, rows: NDArray[numpy.uint8], type: int, k: int, scale: float, out: Matrix) -> None: ...
+    def angles(self, inv_freq: Sequence[float], scale: float, out: Matrix) -> None: ...
+    def norm_quant(
+        self, x: Matrix, gain: NDArray[numpy.float32] | None, eps: float, out: Activations, output_rows: bool = False
+    ) -> None: ...
+    def norm_rows(
+        self, x: Matrix, gain: NDArray[numpy.float32], eps: float, out: Matrix, add: bool, output_rows: bool = False
+    ) -> None: ...
+    def head_norm_rope(
+        self, x: Matrix, head_dim: int, gain: NDArray[numpy.float32] | None, eps: float, angles: Matrix
+    ) -> None: ...
+    def kv_write(self, k: Matrix, v: Matrix, cache: KVCache, group: int, layer: int) -> None: ...
+    def gate(self, gate: Matrix, up: Matrix, epilogue: int) -> None: ...
+    def gemm(
+        self,
+        w: Weight,
+        a: Activations,
+        out: Matrix,
+        bias: NDArray[numpy.float32] | None = None,
+        epilogue: int = 0,
+        output_rows: bool = False,
+        joins: bool = False,
+    ) -> None: ...
+    def attention(self, q: Matrix, out: Matrix, cache: KVCache, group: int, layer: int, masking: Masking) -> None: ...
+    def check_finite(self, arg: Matrix, /) -> None: ...
+    def select(self, x: Matrix, out: Matrix) -> None: ...
+    def softcap(self, arg0: Matrix, arg1: float, /) -> None: ...
+    def sample(self, arg: Matrix, /) -> None: ...
+    def run(
+        self,
+        caches: Sequence[KVCache],
+        batch: object,
+        input_ids: NDArray[numpy.int32],
+        mask_bits: object | None,
+        max_logprobs: int,
+    ) -> tuple:
+        """
+        One step: (token_ids [R], logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [R], finite [T],
+        nanoseconds per label). Raises ValueError or TypeError naming the array that is wrong.
+        """
+
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def num_records(self) -> int: ...
+    @property
+    def num_phases(self) -> int: ...

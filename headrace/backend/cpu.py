@@ -1,0 +1,177 @@
+"""CpuBackend: Batches through the native tape.
+
+    submit (queue it)  ->  collect: block copies, token sources, one native call with the GIL released, StepResult
+
+A step runs when it is collected, so masks may come until then. It holds the packed weights, the KV caches and the
+threads; it knows no requests. A step that contradicts itself raises BatchError before anything is computed; a sequence
+whose numbers are not finite gets a status and disturbs no other.
+"""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import _C
+from headrace.backend.base import BackendSpec
+from headrace.backend.lower import Lowering
+from headrace.backend.threads import default_threads
+from headrace.backend.weights import Progress, WeightPacker
+from headrace.base.clock import Clock, SystemClock
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.core.batch import I32, Batch, BatchError, OutputFlag, RowStatus, StepResult
+from headrace.model.checkpoint import Checkpoint
+from headrace.model.graph import Graph
+from headrace.model.planner import measure_graph
+
+MAX_IN_FLIGHT = 2
+_UNKNOWN_FLAGS = OutputFlag.HIDDEN | OutputFlag.VERIFY
+
+
+class CpuBackendError(HeadraceError):
+    """A call against the protocol of Backend."""
+
+
+class CpuBackend:
+    """`threads` 0 takes what the machine grants; `isa` "auto" the best that it can run.
+
+    Raises LoweringError, ModelFileError, or ConfigError for an instruction set that this machine lacks.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        checkpoint: Checkpoint,
+        spec: BackendSpec,
+        *,
+        threads: int = 0,
+        isa: str = "auto",
+        progress: Progress | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._spec = spec
+        self._clock = clock or SystemClock()
+        available = _C.instruction_sets()
+        if isa not in ("auto", *available):
+            raise ConfigError(f"isa: this machine cannot run {isa}; it can run {', '.join(available)}")
+        self.isa: str = available[0] if isa == "auto" else isa
+        granted = default_threads()
+        self.threads = threads or granted
+        pool = _C.Pool(self.threads, spin=self.threads <= granted)
+        packer = WeightPacker(checkpoint, pool, self.isa, measure_graph(graph).weight_bytes, progress)
+        lowering = Lowering(graph, spec, packer, pool, self.isa)
+        self.tape: _C.Tape = lowering.tape
+        self.caches: list[_C.KVCache] = lowering.caches
+        self._submitted: deque[Batch] = deque()
+        self._masks: dict[int, npt.NDArray[np.int32]] = {}
+        self._previous_rows = np.empty(0, np.int32)  # tokens by output row of the step before
+        self._closed = False
+
+    @property
+    def spec(self) -> BackendSpec:
+        return self._spec
+
+    @property
+    def phase_names(self) -> list[str]:
+        """What StepResult.phase_ns counts."""
+        return list(self.tape.labels)
+
+    def submit(self, batch: Batch) -> None:
+        if self._closed:
+            raise CpuBackendError("the backend is closed")
+        if len(self._submitted) == MAX_IN_FLIGHT:
+            raise CpuBackendError(f"{MAX_IN_FLIGHT} steps are in flight: collect comes before the next submit")
+        spec = self._spec
+        over = batch.num_tokens > spec.max_tokens or batch.num_rows > spec.max_rows or batch.num_seqs > spec.max_seqs
+        if over or int(batch.seq_lens.max(initial=0)) > spec.max_model_len:
+            raise BatchError(f"step {batch.step_id} is larger than the backend's spec")
+        if batch.adapter_ids.any() or batch.num_draft_tokens.any():
+            raise BatchError(f"step {batch.step_id} asks for adapters or draft tokens, which this backend has not")
+        if (batch.output_flags & np.uint8(_UNKNOWN_FLAGS)).any():
+            raise BatchError(f"step {batch.step_id} asks for hidden states or verification, which this backend has not")
+        self._submitted.append(batch)
+
+    def set_masks(self, step_id: int, bits: npt.NDArray[np.int32]) -> None:
+        self._masks[step_id] = np.ascontiguousarray(bits, np.int32)
+
+    def collect(self) -> StepResult:
+        if not self._submitted:
+            raise CpuBackendError("no step is in flight")
+        batch = self._submitted.popleft()
+        masks = self._masks.pop(batch.step_id, None)
+        started_ns = self._clock.now_ns()
+        input_ids = self._input_ids(batch)
+        max_logprobs = max(0, int(batch.sampling.num_logprobs.max(initial=0)))
+        try:
+            for group, source, destination in batch.block_copies.tolist():
+                self.caches[group].copy(source, destination)
+            outputs = self.tape.run(self.caches, batch, input_ids, masks, max_logprobs)
+        except (ValueError, TypeError, IndexError) as error:
+            raise BatchError(f"step {batch.step_id}: {error}") from error
+        return self._result(batch, _Outputs(*outputs), started_ns)
+
+    def read_blocks(self, group: int, ids: npt.NDArray[np.int32]) -> bytes:
+        """Whole blocks, one after another: for each layer of the group its keys, then its values, bf16."""
+        return self.caches[group].read(np.ascontiguousarray(ids, np.int32))
+
+    def write_blocks(self, group: int, ids: npt.NDArray[np.int32], data: bytes) -> None:
+        self.caches[group].write(np.ascontiguousarray(ids, np.int32), data)
+
+    def close(self) -> None:
+        """Forgets the steps in flight. Threads and memory go with the object."""
+        self._closed = True
+        self._submitted.clear()
+
+    def _input_ids(self, batch: Batch) -> I32:
+        """The ids of the step, those filled in that the step before has chosen."""
+        pending = np.flatnonzero(batch.token_source >= 0)
+        if not len(pending):
+            return batch.input_ids
+        rows = batch.token_source[pending]
+        if int(rows.max()) >= len(self._previous_rows):
+            raise BatchError(f"step {batch.step_id}: token_source: beyond the rows of the step before")
+        input_ids = batch.input_ids.copy()
+        input_ids[pending] = self._previous_rows[rows]
+        return input_ids
+
+    def _result(self, batch: Batch, out: "_Outputs", started_ns: int) -> StepResult:
+        """Gathers rows into sequences."""
+        owners = np.searchsorted(batch.cu_seqlens_q, batch.output_rows, side="right") - 1
+        samples = (batch.output_flags & np.uint8(OutputFlag.SAMPLE)) != 0
+        chosen = samples & (out.status == RowStatus.OK)
+        self._previous_rows = np.where(chosen, out.token_ids, np.int32(-1))
+        counts = np.bincount(owners[chosen], minlength=batch.num_seqs).astype(np.int32)
+        cu_tokens = np.zeros(batch.num_seqs + 1, np.int32)
+        np.cumsum(counts, out=cu_tokens[1:])
+        # A prompt's middle chunk has no row to show it, but what is not finite must not enter the prefix index.
+        finite = np.minimum.reduceat(out.finite, batch.cu_seqlens_q[:-1])
+        status = np.where(finite == 1, np.uint8(RowStatus.OK), np.uint8(RowStatus.NON_FINITE))
+        np.bitwise_or.at(status, owners, out.status)
+        return StepResult(
+            step_id=batch.step_id,
+            token_ids=out.token_ids[chosen],
+            cu_tokens=cu_tokens,
+            num_accepted=np.maximum(counts - 1, 0),
+            logprobs=out.logprobs,
+            top_ids=out.top_ids,
+            signals=out.signals,
+            status=status,
+            hidden=np.empty((0, 0), np.float32),
+            started_ns=started_ns,
+            ended_ns=self._clock.now_ns(),
+            phase_ns=out.phase_ns,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What the native step gives, in its order."""
+
+    token_ids: I32
+    logprobs: npt.NDArray[np.float32]
+    top_ids: I32
+    signals: npt.NDArray[np.float32]
+    status: npt.NDArray[np.uint8]  # per row
+    finite: npt.NDArray[np.uint8]  # per token
+    phase_ns: npt.NDArray[np.int64]
