@@ -92,8 +92,9 @@ class ChatTemplate:
         return self._thread.submit(self._worker.render, template, variables).result()
 
     def close(self) -> None:
-        """Ends the worker. Renders still waiting fail."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Ends the worker. Renders under way or waiting fail at once with RequestFailedError, and so do later ones."""
+        self._worker.stop()
+        self._thread.shutdown(wait=True)
         self._worker.close()
 
     def _prepare(
@@ -105,6 +106,7 @@ class ChatTemplate:
     ) -> tuple[str, dict[str, Any]]:
         if self._template is None:
             raise RequestError(_NO_TEMPLATE, param="messages", code="no_chat_template")
+        self._worker.check_open()
         return self._template, {
             **kwargs,
             **self._variables,
@@ -130,12 +132,24 @@ def template_from_option(value: str) -> str:
 
 
 class _Worker:
-    """The child process and its pipes. Used from one thread at a time."""
+    """The child process and its pipes. Used from one thread at a time, except `stop` and `check_open`."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Refuses further renders and ends the one under way."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def check_open(self) -> None:
+        if self._stopped:
+            raise RequestFailedError("the server is shutting down")
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         request = {"template": template, "variables": variables, "now": datetime.now().isoformat()}
@@ -143,6 +157,7 @@ class _Worker:
             frame = msgspec.msgpack.encode(request)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             raise RequestError(f"the chat template cannot take these messages: {error}", param="messages") from error
+        self.check_open()
         deadline = time.monotonic() + self._limits.wall_seconds
         process = self._running()
         try:
@@ -183,10 +198,14 @@ class _Worker:
         return process
 
     def _failure(self, process: subprocess.Popen[bytes], error: Exception) -> RequestError:
-        """Ends the worker, so that the next render starts a fresh one, and says what happened."""
+        """Ends the worker, so that the next render starts a fresh one, and says what happened.
+
+        Raises RequestFailedError itself when the worker was stopped on purpose.
+        """
         if not isinstance(error, TimeoutError):
             process.wait()  # its end of the pipe is closed: it is ending by itself
         self.close()
+        self.check_open()
         if isinstance(error, TimeoutError):
             problem = f"it takes longer than {self._limits.wall_seconds:g} s"
         elif process.returncode == -signal.SIGXCPU:

@@ -237,6 +237,23 @@ def test_the_worker_ends_with_close(template_of):
     wait_for_end(pid)
 
 
+def test_close_fails_what_is_under_way_and_what_comes_later(template_of):
+    template = template_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+
+    async def close_under_renders():
+        template.start()
+        renders = [asyncio.ensure_future(template.render(USER)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, template.close)
+        return await asyncio.gather(*renders, return_exceptions=True)
+
+    for error in asyncio.run(close_under_renders()):
+        assert isinstance(error, RequestFailedError)
+        assert "shutting down" in str(error)
+    with pytest.raises(RequestFailedError, match="shutting down"):
+        template.render_sync(USER)
+
+
 def test_the_worker_ends_when_its_parent_is_killed():
     program = (
         "import sys\n"
