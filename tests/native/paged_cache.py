@@ -1,0 +1,119 @@
+"""A layer's paged cache with known keys and values, its attention through a kernel table, and the same in float64.
+
+Blocks lie in random order, and every slot that no token owns holds NaN, as a pool that was used before may.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace._C import Kernels
+
+PARTITION = 256
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+U16 = npt.NDArray[np.uint16]
+
+
+def to_bf16(x: F32) -> U16:
+    """Round to nearest even."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(x: U16) -> F32:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model and a step fix."""
+
+    seq_lens: tuple[int, ...]
+    q_lens: tuple[int, ...]
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    block_size: int = 32
+    window: int = 0
+    softcap: float = 0.0
+    filler: int = 0x7FC1  # bits of every slot without a token: a NaN
+
+
+@dataclass
+class PagedCache:
+    shape: Shape
+    keys: list[F32] = field(default_factory=list)  # per sequence [length, kv_heads, head_dim], already bf16
+    values: list[F32] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        s = self.shape
+        rng = np.random.default_rng(7)
+        counts = [-(-length // s.block_size) for length in s.seq_lens]
+        num_blocks = sum(counts) + 2
+        self.k_cache: U16 = np.full((num_blocks, s.kv_heads, s.head_dim // 2, s.block_size, 2), s.filler, np.uint16)
+        self.v_cache: U16 = np.full((num_blocks, s.kv_heads, s.block_size // 2, s.head_dim, 2), s.filler, np.uint16)
+        self.block_table: I32 = np.full((len(counts), max(counts)), -1, np.int32)
+        order = iter(rng.permutation(num_blocks))
+        writer = Kernels("reference")
+        for seq, length in enumerate(s.seq_lens):
+            self.block_table[seq, : counts[seq]] = [next(order) for _ in range(counts[seq])]
+            k, v = rng.standard_normal((2, length, s.kv_heads, s.head_dim)).astype(np.float32)
+            writer.kv_write(k, v, self.k_cache, self.v_cache, self.slots(seq, length))
+            self.keys.append(from_bf16(to_bf16(k)))
+            self.values.append(from_bf16(to_bf16(v)))
+        self.cu_seqlens_q: I32 = np.cumsum([0, *s.q_lens]).astype(np.int32)
+        self.q: F32 = rng.standard_normal((sum(s.q_lens), s.heads * s.head_dim)).astype(np.float32)
+
+    def slots(self, seq: int, length: int) -> I32:
+        position = np.arange(length)
+        size = self.shape.block_size
+        return (self.block_table[seq, position // size] * size + position % size).astype(np.int32)
+
+    def first_position(self, seq: int, token: int) -> int:
+        """Position of a token of the step."""
+        return self.shape.seq_lens[seq] - int(self.cu_seqlens_q[seq + 1]) + token
+
+    def items(self, tokens: int, split: int) -> I32:
+        """Work items of `tokens` query tokens; with `split`, of so many partitions each, to be merged."""
+        items: list[tuple[int, ...]] = []
+        for seq in range(len(self.shape.seq_lens)):
+            begin, end = int(self.cu_seqlens_q[seq]), int(self.cu_seqlens_q[seq + 1])
+            for head in range(self.shape.kv_heads):
+                for first in range(begin, end, tokens):
+                    last = min(first + tokens, end)
+                    partitions = -(-(self.first_position(seq, last - 1) + 1) // PARTITION)
+                    step = split or partitions
+                    for part in range(0, partitions, step):
+                        partial = sum(item[5] - item[4] for item in items) if split else -1
+                        items.append((seq, head, first, last, part, min(part + step, partitions), partial))
+        return np.array(items, np.int32)
+
+    def attend(self, kernels: Kernels, tokens: int = 8, split: int = 0, partition: int = PARTITION) -> F32:
+        s = self.shape
+        out: F32 = np.full_like(self.q, np.nan)
+        lengths = np.array(s.seq_lens, np.int32)
+        tables = (self.k_cache, self.v_cache, self.block_table, self.cu_seqlens_q, lengths)
+        scale = s.head_dim**-0.5
+        kernels.attention(self.q, out, *tables, scale, s.window, s.softcap, self.items(tokens, split), partition)
+        return out
+
+    def exact(self) -> F64:
+        """The same in float64, one query at a time."""
+        s = self.shape
+        out = np.empty(self.q.shape, np.float64).reshape(-1, s.heads, s.head_dim)
+        queries = self.q.astype(np.float64).reshape(out.shape)
+        for seq in range(len(s.seq_lens)):
+            for token in range(self.cu_seqlens_q[seq], self.cu_seqlens_q[seq + 1]):
+                end = self.first_position(seq, token) + 1
+                begin = max(0, end - s.window) if s.window else 0
+                for head in range(s.heads):
+                    kv_head = head // (s.heads // s.kv_heads)
+                    scores = self.keys[seq][begin:end, kv_head] @ queries[token, head] * s.head_dim**-0.5
+                    if s.softcap:
+                        scores = s.softcap * np.tanh(scores / s.softcap)
+                    weights = np.exp(scores - scores.max())
+                    out[token, head] = weights / weights.sum() @ self.values[seq][begin:end, kv_head]
+        return out.reshape(self.q.shape)

@@ -1,0 +1,148 @@
+"""Norms, quantisation, rope, KV writes and softcap against NumPy in float64, on odd shapes."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from paged_cache import from_bf16, to_bf16
+
+from headrace._C import Activations, Kernels
+
+WIDTHS = [1, 31, 32, 96, 576, 1000, 2048]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+
+def rows(count: int, width: int, seed: int = 0) -> F32:
+    return (3 * np.random.default_rng(seed).standard_normal((count, width))).astype(np.float32)
+
+
+def rms_norm(x: F32, gain: F32, eps: float) -> F64:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * gain
+
+
+def groups(a: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.generic]:
+    return a.reshape(len(a), -1, size)
+
+
+def check_quantised(a: Activations) -> None:
+    """q, scale and sum say what f32 says, as exactly as 8 bits can."""
+    scale = np.abs(groups(a.f32, 32)).max(2) / np.float32(127)
+    np.testing.assert_array_equal(a.scale, scale)
+    assert np.abs(a.q.astype(int)).max() <= 127
+    error = np.abs(groups(a.q, 32) * a.scale[..., None].astype(np.float64) - groups(a.f32, 32))
+    assert (error <= 0.5001 * a.scale[..., None]).all()
+    np.testing.assert_array_equal(a.sum, groups(a.q, 16).astype(int).sum(2))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_quant_normalises_and_quantises(kernels: Kernels, width: int) -> None:
+    x, gain = rows(5, width), rows(1, width, seed=1)[0]
+    x[1] = 0
+    a = kernels.norm_quant(x, gain, eps=1e-5)
+    expected = rms_norm(x, gain, 1e-5)
+    np.testing.assert_allclose(a.f32[:, :width], expected, rtol=2e-6, atol=1e-7)
+    assert not a.f32[:, width:].any()
+    check_quantised(a)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_without_gain_it_only_quantises(kernels: Kernels, width: int) -> None:
+    x = rows(3, width)
+    a = kernels.norm_quant(x, None)
+    np.testing.assert_array_equal(a.f32[:, :width], x)
+    check_quantised(a)
+
+
+def test_rounding_is_to_nearest_even(kernels: Kernels) -> None:
+    x = np.zeros((1, 32), np.float32)
+    x[0, :7] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5]
+    assert kernels.norm_quant(x, None).q[0, :7].tolist() == [127, 0, 2, 2, 0, -2, 126]
+
+
+def test_tiny_groups_become_zero(kernels: Kernels) -> None:
+    a = kernels.norm_quant(np.full((1, 32), 1e-38, np.float32), None)
+    assert not a.q.any()
+    assert not a.sum.any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_marks_its_row_only(kernels: Kernels, bad: float) -> None:
+    x = rows(2, 96)
+    clean = kernels.norm_quant(x, None)
+    x[1, 40] = bad
+    a = kernels.norm_quant(x, None)
+    assert np.isnan(a.scale).tolist() == [[False, False, False], [False, True, False]]
+    keep = ~np.isnan(a.scale)
+    np.testing.assert_array_equal(groups(a.q, 32)[keep], groups(clean.q, 32)[keep])
+    normed = kernels.norm_quant(x, np.ones(96, np.float32))
+    assert np.isnan(normed.scale[1]).any()
+    assert np.isfinite(normed.scale[0]).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_does_not_depend_on_its_neighbours(kernels: Kernels, width: int) -> None:
+    x, gain = rows(9, width), rows(1, width, seed=1)[0]
+    together = kernels.norm_quant(x, gain)
+    for i in range(9):
+        alone = kernels.norm_quant(x[i : i + 1].copy(), gain)
+        np.testing.assert_array_equal(alone.f32[0].view(np.uint32), together.f32[i].view(np.uint32))
+        np.testing.assert_array_equal(alone.q[0], together.q[i])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_rows(kernels: Kernels, width: int) -> None:
+    x, gain, out = rows(4, width), rows(1, width, seed=1)[0], rows(4, width, seed=2)
+    expected = rms_norm(x, gain, 1e-6)
+    added = out.copy()
+    kernels.norm_rows(x, gain, 1e-6, added, add=True)
+    np.testing.assert_allclose(added, out + expected, rtol=2e-6, atol=2e-6)
+    kernels.norm_rows(x, gain, 1e-6, x)
+    np.testing.assert_allclose(x, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("with_gain", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (80, 32), (96, 96), (256, 256), (16, 16)])
+def test_head_norm_rope(kernels: Kernels, head_dim: int, rotary_dim: int, with_gain: bool) -> None:
+    heads, width = 3, 3 * head_dim + 5
+    x = rows(4, width)
+    angle = rows(4, rotary_dim // 2, seed=1).astype(np.float64)
+    gain = rows(1, head_dim, seed=2)[0] if with_gain else None
+    before = x[:, : heads * head_dim].reshape(4, heads, head_dim).copy()
+    table = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
+    normed = before.astype(np.float64) if gain is None else rms_norm(before, gain, 1e-6)
+    half = rotary_dim // 2
+    low, high = normed[..., :half].copy(), normed[..., half:rotary_dim].copy()
+    cosine, sine = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    normed[..., :half] = low * cosine - high * sine
+    normed[..., half:rotary_dim] = high * cosine + low * sine
+    tail = x[:, heads * head_dim :].copy()
+    kernels.head_norm_rope(x, heads, head_dim, gain, 1e-6, rotary_dim, table)
+    np.testing.assert_allclose(x[:, : heads * head_dim].reshape(before.shape), normed, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(x[:, heads * head_dim :], tail)
+
+
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 32), (80, 16), (256, 32)])
+def test_kv_write_places_and_rounds(kernels: Kernels, head_dim: int, block_size: int) -> None:
+    heads = 2
+    k, v = rows(3, heads * head_dim), rows(3, heads * head_dim, seed=1)
+    k[0, :4] = [1 + 2**-8, 1 + 3 * 2**-8, np.inf, np.nan]  # two ties, to even down and up
+    slots = np.array([3 * block_size + 5, 0, 2 * block_size - 1], np.int32)
+    k_cache = np.full((4, heads, head_dim // 2, block_size, 2), 0x1234, np.uint16)
+    v_cache = np.full((4, heads, block_size // 2, head_dim, 2), 0x1234, np.uint16)
+    kernels.kv_write(k, v, k_cache, v_cache, slots)
+    by_token_k = k_cache.transpose(0, 3, 1, 2, 4).reshape(4 * block_size, heads * head_dim)
+    by_token_v = v_cache.transpose(0, 2, 4, 1, 3).reshape(4 * block_size, heads * head_dim)
+    np.testing.assert_array_equal(from_bf16(by_token_k[slots[0]])[:4], [1, 1 + 2**-6, np.inf, np.nan])
+    np.testing.assert_array_equal(by_token_k[slots[1:]], to_bf16(k[1:]))
+    np.testing.assert_array_equal(by_token_v[slots], to_bf16(v))
+    others = np.delete(np.arange(4 * block_size), slots)
+    assert (by_token_k[others] == 0x1234).all()
+    assert (by_token_v[others] == 0x1234).all()
+
+
+def test_softcap(kernels: Kernels) -> None:
+    x = np.concatenate([np.linspace(-400, 400, 1003), [0, np.inf, -np.inf, np.nan]]).astype(np.float32)
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    kernels.softcap(x, 30.0)
+    np.testing.assert_allclose(x, expected, rtol=0, atol=1e-5)
