@@ -118,6 +118,7 @@ class Supervisor:
     def _spawn(self) -> None:
         self._timer = None
         self.epoch += 1
+        self._phase, self._fraction = "starting the engine process", 0.0
         job = Job(self.config, self._model_path, self.epoch)
         try:
             self._process = EngineProcess(job, self._on_message, self._on_death, self.watch)
@@ -152,7 +153,7 @@ class Supervisor:
             )
             self.give_up(EngineDeadError(loop, code="engine_dead"))
         else:
-            self._state, self._phase, self._fraction = "restarting", "restarting", 0.0
+            self._state, self._phase, self._fraction = "restarting", "waiting to restart", 0.0
             wait_s = self.policy.wait_s(len(self._deaths))
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._spawn)
         self.listener.on_death(reason, self._state == "restarting")
