@@ -47,6 +47,8 @@ clean:
 
 .venv/.test: requirements/test.lock .venv/.built
 	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/test.lock
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation \
+	  -C cmake.define.HEADRACE_EMULATE_AVX512=ON -e .
 	touch $@
 
 .venv-parity/.installed: requirements/parity.txt

@@ -64,6 +64,9 @@ std::vector<const KernelTable*> available_kernels() {
   if (has_avx2()) tables.push_back(kernel_table_avx2());
 #endif
   tables.push_back(kernel_table_reference());
+#if defined(HEADRACE_EMULATE_AVX512)
+  tables.push_back(kernel_table_avx512_emulated());
+#endif
   return tables;
 }
 

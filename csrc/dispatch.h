@@ -7,7 +7,7 @@
 
 namespace headrace {
 
-// Best first. "reference" is always the last.
+// Best first, so that the first is the one to use. "reference" comes last, but for emulations in builds for tests.
 std::vector<const KernelTable*> available_kernels();
 
 }  // namespace headrace

@@ -90,6 +90,7 @@ struct AttentionArgs {
   float* out;                  // [T][num_heads * head_dim]
   const uint16_t* k_cache;     // of this layer: [block][kv_head][head_dim/2][block_size][2] bf16
   const uint16_t* v_cache;     // of this layer: [block][kv_head][block_size/2][head_dim][2] bf16
+  int64_t block_stride;        // elements from a block to the next
   const int32_t* block_table;  // [S][max_blocks]
   const int32_t* cu_seqlens_q; // [S + 1]
   const int32_t* seq_lens;     // [S]
@@ -116,7 +117,7 @@ struct NormArgs {
 struct KVWriteArgs {
   const float* k; const float* v; // [T][ld] of this layer, rope applied
   int64_t ldk, ldv;
-  uint16_t* k_cache; uint16_t* v_cache;
+  uint16_t* k_cache; uint16_t* v_cache; int64_t block_stride;
   const int32_t* slots;           // [T]
   int32_t num_kv_heads, head_dim, block_size;
 };
@@ -162,5 +163,6 @@ struct KernelTable {
 const KernelTable* kernel_table_reference();
 const KernelTable* kernel_table_avx2();
 const KernelTable* kernel_table_avx512();
+const KernelTable* kernel_table_avx512_emulated();  // only in builds for tests (HEADRACE_EMULATE_AVX512)
 
 }  // namespace headrace

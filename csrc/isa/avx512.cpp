@@ -5,6 +5,12 @@
 #include "kernels.h"
 
 #define HEADRACE_ISA_AVX512
+#ifdef HEADRACE_EMULATED_AVX512  // the same source in plain C++, for tests (tests/native/emulate_avx512.h)
+#define kernel_table_avx512 kernel_table_avx512_emulated
+#define HEADRACE_TABLE_NAME "avx512-emulated"
+#else
+#define HEADRACE_TABLE_NAME "avx512"
+#endif
 
 namespace headrace {
 namespace {
@@ -19,7 +25,7 @@ namespace {
 #include "sample.inl"
 
 const KernelTable kTable = {
-    "avx512", packed_layout, pack,      gemm,            norm_quant, norm_rows, head_norm_rope,
+    HEADRACE_TABLE_NAME, packed_layout, pack,      gemm,            norm_quant, norm_rows, head_norm_rope,
     kv_write,    attention,     attention_merge, embed,     softcap,   sample,         gate,
 };
 

@@ -1,4 +1,4 @@
-"""Every kernel table that this machine can run."""
+"""Every kernel table that this machine can run; builds for tests add the AVX-512 kernels, emulated."""
 
 import pytest
 

@@ -26,7 +26,7 @@ def same_bits(a: F32, b: F32) -> bool:
 
 def tolerance(kernels: Kernels) -> float:
     """AVX-512 rounds queries and weights to bf16; the others compute in f32."""
-    return 1.5e-2 if kernels.name == "avx512" else 2e-6
+    return 1.5e-2 if kernels.name.startswith("avx512") else 2e-6
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -131,5 +131,5 @@ def test_large_scores_do_not_overflow(kernels: Kernels) -> None:
     cache = PagedCache(Shape((290,), (2,)))
     cache.q *= 300
     assert np.isfinite(cache.attend(kernels)).all()
-    if kernels.name != "avx512":
+    if not kernels.name.startswith("avx512"):
         np.testing.assert_allclose(cache.attend(kernels), cache.exact(), rtol=0, atol=2e-3)
