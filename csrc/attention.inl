@@ -293,7 +293,7 @@ void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo,
 // Where the tile's K, and V, begin in the cache.
 inline int64_t tile_offset(const AttentionArgs* a, const AttentionItem* item, int64_t tile) {
   const int64_t block = a->block_table[static_cast<int64_t>(item->seq) * a->max_blocks + tile];
-  return (block * a->num_kv_heads + item->kv_head) * a->head_dim * a->block_size;
+  return block * a->block_stride + static_cast<int64_t>(item->kv_head) * a->head_dim * a->block_size;
 }
 
 void attend_tile(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, int64_t tile) {

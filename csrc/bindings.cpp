@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "dispatch.h"
 
 namespace headrace {
@@ -24,7 +26,7 @@ nb::bytes read_blocks(const KVCache& cache, const Array<const int32_t>& ids) {
   std::vector<uint8_t> out(ids.size() * cache.block_bytes());
   for (size_t i = 0; i < ids.size(); ++i) {
     check_block(cache, ids.data()[i]);
-    cache.read(ids.data()[i], out.data() + i * cache.block_bytes());
+    std::memcpy(out.data() + i * cache.block_bytes(), cache.block(ids.data()[i]), cache.block_bytes());
   }
   return nb::bytes(out.data(), out.size());
 }
@@ -34,7 +36,8 @@ void write_blocks(KVCache& cache, const Array<const int32_t>& ids, const nb::byt
           "data: not one block for each id");
   for (size_t i = 0; i < ids.size(); ++i) {
     check_block(cache, ids.data()[i]);
-    cache.write(ids.data()[i], static_cast<const uint8_t*>(data.data()) + i * cache.block_bytes());
+    std::memcpy(cache.block(ids.data()[i]), static_cast<const uint8_t*>(data.data()) + i * cache.block_bytes(),
+                cache.block_bytes());
   }
 }
 
@@ -78,7 +81,7 @@ void bind_tensors(nb::module_& m) {
       .def("copy", [](KVCache& cache, int32_t source, int32_t destination) {
         check_block(cache, source);
         check_block(cache, destination);
-        cache.copy(source, destination);
+        std::memcpy(cache.block(destination), cache.block(source), cache.block_bytes());
       }, nb::arg("source"), nb::arg("destination"))
       .def("read", &read_blocks, nb::arg("ids").noconvert())
       .def("write", &write_blocks, nb::arg("ids").noconvert(), nb::arg("data"));

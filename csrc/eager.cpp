@@ -138,7 +138,7 @@ class Kernels {
     for (int64_t t = 0; t < tokens; ++t) {
       require(slots.data()[t] >= 0 && slots.data()[t] < blocks * size, "slots: outside the cache");
     }
-    const KVWriteArgs args = {k.data(), v.data(), heads * dim, heads * dim, k_cache.data(), v_cache.data(), slots.data(),
+    const KVWriteArgs args = {k.data(), v.data(), heads * dim, heads * dim, k_cache.data(), v_cache.data(), heads * dim * size, slots.data(),
                               static_cast<int32_t>(heads), static_cast<int32_t>(dim), static_cast<int32_t>(size)};
     table_->kv_write(&args, 0, static_cast<int32_t>(tokens));
   }
@@ -160,6 +160,7 @@ class Kernels {
     a.out = out.data();
     a.k_cache = k_cache.data();
     a.v_cache = v_cache.data();
+    a.block_stride = static_cast<int64_t>(a.num_kv_heads) * a.head_dim * a.block_size;
     a.block_table = block_table.data();
     a.max_blocks = static_cast<int32_t>(block_table.shape(1));
     a.cu_seqlens_q = cu_seqlens_q.data();

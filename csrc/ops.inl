@@ -138,8 +138,8 @@ void kv_write(const KVWriteArgs* a, int32_t token_begin, int32_t token_end) {
       const float* v_in = a->v + token * a->ldv + h * a->head_dim;
       for (int i = 0; i < a->head_dim; ++i) k[i] = to_bf16(k_in[i]);
       for (int i = 0; i < a->head_dim; ++i) v[i] = to_bf16(v_in[i]);
-      uint16_t* k_out = a->k_cache + (block * a->num_kv_heads + h) * head_block + offset * 2;
-      uint16_t* v_out = a->v_cache + (block * a->num_kv_heads + h) * head_block + offset / 2 * a->head_dim * 2 + offset % 2;
+      uint16_t* k_out = a->k_cache + block * a->block_stride + h * head_block + offset * 2;
+      uint16_t* v_out = a->v_cache + block * a->block_stride + h * head_block + offset / 2 * a->head_dim * 2 + offset % 2;
       for (int i = 0; i < a->head_dim; i += 2) __builtin_memcpy(k_out + i * a->block_size, k + i, 4);
       for (int i = 0; i < a->head_dim; ++i) v_out[2 * i] = v[i];
     }

@@ -16,6 +16,10 @@ constexpr size_t kAttentionScratch = 1 << 20;
 
 int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
+int32_t merges_per_chunk(const WorkList& work) {
+  return work.num_partials * work.partial_rows <= kSerialPartials ? work.num_merges() : 1;
+}
+
 template <typename T>
 T* grown(Memory* memory, int64_t count) {
   if (memory->size() < sizeof(T) * count) *memory = Memory(sizeof(T) * count);
@@ -60,92 +64,53 @@ void Tape::set_heads(int32_t group, const HeadShape& heads) {
 
 void Tape::run(const StepInfo& step) {
   step_ = &step;
-  if (counters_ == nullptr) counters_.reset(new Counter[phases_.size()]);
-  for (size_t i = 0; i < phases_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
-  label_ns_.assign(labels_.size(), 0);
   build_work_lists();
-  next_phase_ = run_serial(0);
-  if (next_phase_ < phases_.size()) {
-    pool_->run([](void* tape, int worker) { static_cast<Tape*>(tape)->walk(worker); }, this);
-  }
+  pool_->run(*this);
+  label_ns_.assign(labels_.size(), 0);
+  for (size_t i = 0; i < phases_.size(); ++i) label_ns_[phases_[i].label] += pool_->phase_ns()[i];
   step_ = nullptr;
 }
 
-void Tape::walk(int worker) {
-  int64_t last_ns = worker == 0 ? now_ns() : 0;
-  for (size_t phase = next_phase_; phase < phases_.size(); phase = next_phase_) {
-    run_chunks(phase, worker);
-    pool_->barrier([this, phase] {
-      const int64_t begin_ns = now_ns();
-      next_phase_ = run_serial(phase + 1);
-      serial_ns_ = now_ns() - begin_ns;
-    });
-    if (worker == 0) {
-      const int64_t ns = now_ns();
-      label_ns_[phases_[phase].label] += ns - last_ns - serial_ns_;
-      last_ns = ns;
-    }
-  }
+int32_t Tape::num_rows(const Phase& phase) const {
+  return phase.domain == Domain::kOutputRows ? step_->num_rows : step_->num_tokens;
 }
 
-size_t Tape::run_serial(size_t phase) {
-  int64_t begin_ns = now_ns();
-  for (; phase < phases_.size() && is_serial(phases_[phase]); ++phase) {
-    run_chunks(phase, 0);
-    const int64_t ns = now_ns();
-    label_ns_[phases_[phase].label] += ns - begin_ns;
-    begin_ns = ns;
-  }
-  return phase;
+int32_t Tape::rows_per_chunk(const Phase& phase) const {
+  const int32_t rows = num_rows(phase);
+  if (phase.heavy) return 1;
+  return rows <= kSerialRows ? rows : divide_up(rows, pool_->threads() == 1 ? 1 : pool_->threads() * kChunksPerThread);
 }
 
-int32_t Tape::rows_of(Domain domain) const {
-  return domain == Domain::kOutputRows ? step_->num_rows : step_->num_tokens;
-}
-
-bool Tape::is_serial(const Phase& phase) const {
-  if (pool_->threads() == 1) return true;
+int32_t Tape::num_chunks(int32_t index) const {
+  const Phase& phase = phases_[index];
   const Record& first = records_[phase.begin];
+  int32_t count = 0;
   switch (phase.domain) {
-    case Domain::kPanels: return first.gemm.output_rows && step_->num_rows == 0;
-    case Domain::kItems: return work_[first.attention.group].items.size() <= 1;
+    case Domain::kPanels:
+      for (int32_t i = phase.begin; i < phase.end; ++i) count += gemm_chunks(records_[i].gemm).count;
+      return count;
+    case Domain::kItems: return static_cast<int32_t>(work_[first.attention.group].items.size());
     case Domain::kMerges: {
       const WorkList& work = work_[first.attention.group];
-      return work.num_partials * work.partial_rows <= kSerialPartials;
+      return work.num_merges() == 0 ? 0 : divide_up(work.num_merges(), merges_per_chunk(work));
     }
-    default: return rows_of(phase.domain) <= (phase.heavy ? 1 : kSerialRows);
+    default: return num_rows(phase) == 0 ? 0 : divide_up(num_rows(phase), rows_per_chunk(phase));
   }
 }
 
-// Takes chunks of a phase until none is left. `worker` names the scratch memory to use.
-void Tape::run_chunks(size_t index, int worker) {
+void Tape::run_chunk(int32_t index, int32_t chunk, int worker) {
   const Phase& phase = phases_[index];
-  Counter* counter = &counters_[index];
-  if (phase.domain == Domain::kPanels) return run_gemms(phase, counter);
-  const Record& first = records_[phase.begin];
-  const bool rows = phase.domain == Domain::kTokens || phase.domain == Domain::kOutputRows;
-  int32_t count, size = 1;
-  if (rows) {
-    count = rows_of(phase.domain);
-    if (!phase.heavy) size = std::max(1, divide_up(count, pool_->threads() * kChunksPerThread));
-  } else {
-    const WorkList& work = work_[first.attention.group];
-    count = phase.domain == Domain::kItems ? static_cast<int32_t>(work.items.size()) : work.num_merges();
+  switch (phase.domain) {
+    case Domain::kPanels: return run_gemm(phase, chunk);
+    case Domain::kItems:
+    case Domain::kMerges: return run_attention(records_[phase.begin], chunk, worker);
+    default: break;
   }
-  for (;;) {
-    const int32_t begin = counter->next.fetch_add(size, std::memory_order_relaxed);
-    if (begin >= count) return;
-    const int32_t end = std::min(begin + size, count);
-    if (rows) run_rows(phase, begin, end, worker);
-    else run_attention(first, begin, end, worker);
-  }
-}
-
-void Tape::run_rows(const Phase& phase, int32_t begin, int32_t end, int worker) {
+  const int32_t size = rows_per_chunk(phase), begin = chunk * size, end = std::min(begin + size, num_rows(phase));
   for (int32_t i = phase.begin; i < phase.end; ++i) run_row_record(records_[i], begin, end, worker);
 }
 
-void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int worker) {
+void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int worker) const {
   switch (record.kind) {
     case Kind::kEmbed: return embed(record.embed, begin, end);
     case Kind::kAngles: return angles(record.angles, begin, end);
@@ -175,7 +140,7 @@ void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int 
 }
 
 // Row-wise work that needs no kernel of its own.
-void Tape::run_plain_record(const Record& record, int32_t begin, int32_t end, int worker) {
+void Tape::run_plain_record(const Record& record, int32_t begin, int32_t end, int worker) const {
   const RowsOp& op = record.rows;
   for (int32_t row = begin; row < end; ++row) {
     float* x = op.x + row * op.ld;
@@ -219,7 +184,7 @@ void Tape::angles(const AnglesOp& op, int32_t begin, int32_t end) const {
 }
 
 // Chunks of a GEMM: columns of panels first, each a linear stream of memory; rows too where panels are few.
-Tape::GemmChunks Tape::plan(const GemmOp& gemm) const {
+Tape::GemmChunks Tape::gemm_chunks(const GemmOp& gemm) const {
   const PackedWeight& w = *gemm.args.w;
   const int32_t rows = gemm.output_rows ? step_->num_rows : step_->num_tokens;
   const int32_t wanted = pool_->threads() == 1 ? 1 : pool_->threads() * kChunksPerThread;
@@ -234,31 +199,23 @@ Tape::GemmChunks Tape::plan(const GemmOp& gemm) const {
   return chunks;
 }
 
-void Tape::run_gemms(const Phase& phase, Counter* counter) {
-  int32_t before = 0, at = counter->next.fetch_add(1, std::memory_order_relaxed);
-  for (int32_t i = phase.begin; i < phase.end; ++i) {
-    const GemmOp& op = records_[i].gemm;
-    const GemmChunks chunks = plan(op);
-    const int32_t rows = op.output_rows ? step_->num_rows : step_->num_tokens;
-    for (; at < before + chunks.count; at = counter->next.fetch_add(1, std::memory_order_relaxed)) {
-      const int32_t panel = (at - before) % chunks.across * chunks.panels;
-      const int32_t row = (at - before) / chunks.across * chunks.rows;
-      kernels_->gemm(&op.args, panel, std::min(panel + chunks.panels, op.args.w->num_panels), row,
-                     std::min(row + chunks.rows, rows));
-    }
-    before += chunks.count;
-  }
+void Tape::run_gemm(const Phase& phase, int32_t chunk) const {
+  int32_t i = phase.begin;
+  GemmChunks chunks = gemm_chunks(records_[i].gemm);
+  for (; chunk >= chunks.count; chunks = gemm_chunks(records_[++i].gemm)) chunk -= chunks.count;
+  const GemmOp& op = records_[i].gemm;
+  const int32_t panel = chunk % chunks.across * chunks.panels, row = chunk / chunks.across * chunks.rows;
+  kernels_->gemm(&op.args, panel, std::min(panel + chunks.panels, op.args.w->num_panels), row,
+                 std::min(row + chunks.rows, op.output_rows ? step_->num_rows : step_->num_tokens));
 }
 
-void Tape::run_attention(const Record& record, int32_t begin, int32_t end, int worker) {
+void Tape::run_attention(const Record& record, int32_t chunk, int worker) const {
   const AttentionArgs args = attention_args(record.attention);
   const WorkList& work = work_[record.attention.group];
-  for (int32_t i = begin; i < end; ++i) {
-    if (record.kind == Kind::kAttention) {
-      kernels_->attention(&args, &work.items[i], scratch_[worker].data());
-    } else {
-      kernels_->attention_merge(&args, &work.items[work.merges[i]], work.merges[i + 1] - work.merges[i]);
-    }
+  if (record.kind == Kind::kAttention) return kernels_->attention(&args, &work.items[chunk], scratch_[worker].data());
+  const int32_t size = merges_per_chunk(work), end = std::min((chunk + 1) * size, work.num_merges());
+  for (int32_t i = chunk * size; i < end; ++i) {
+    kernels_->attention_merge(&args, &work.items[work.merges[i]], work.merges[i + 1] - work.merges[i]);
   }
 }
 

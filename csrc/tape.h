@@ -1,9 +1,8 @@
-// The tape: a model lowered to a flat array of records, walked by every worker once per step.
+// The tape: a model lowered to a flat array of records, walked by a pool of workers once per step.
 //
-// Records are grouped into phases. Inside a phase work needs no order: its pieces (rows, panels, attention items) are
-// handed out in chunks by one atomic counter; between phases stands one barrier. Consecutive row-wise records share a
-// phase, since each touches its own row only. A phase with little or no work for this step is run by the last worker to
-// arrive at the barrier before it, and costs no barrier of its own.
+// Records are grouped into phases, the unit of order (pool.h). The pieces of a phase (rows, panels, attention items) are
+// handed out in chunks. Consecutive row-wise records share a phase, since each touches its own row only. A phase with
+// little work in this step is a single chunk, which whoever finished the phase before runs without a hand-over.
 //
 //   x -> [norm + quantise] -> qkv GEMM -> [rope, KV write] -> attention -> (merge) -> [quantise] -> output GEMM += x ...
 //         row-wise                         row-wise           items                   row-wise
@@ -11,7 +10,6 @@
 // All pointers are fixed when the tape is built; only StepInfo changes, so one tape serves every batch. It knows no
 // Python and no model.
 #pragma once
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,7 +83,7 @@ struct Phase {
 
 struct TapeSizes { int32_t vocab, hidden, max_tokens, max_rows; };
 
-class Tape {
+class Tape : public Program {
  public:
   // Room for `max_tokens` tokens and `max_rows` output rows a step is in the buffers that the records point to.
   Tape(const KernelTable* kernels, std::shared_ptr<Pool> pool, const TapeSizes& sizes);
@@ -106,29 +104,27 @@ class Tape {
   int32_t max_rows() const { return sizes_.max_rows; }
   size_t num_groups() const { return heads_.size(); }
   size_t num_records() const { return records_.size(); }
-  size_t num_phases() const { return phases_.size(); }
   const std::vector<std::string>& labels() const { return labels_; }
   const std::vector<int64_t>& label_ns() const { return label_ns_; }  // of the last step
   const HeadShape& heads(int32_t group) const { return heads_[group]; }
 
  private:
-  struct alignas(64) Counter { std::atomic<int32_t> next{0}; };
   struct GemmChunks { int32_t panels, rows, across, count; };  // of a chunk; chunks side by side, and in all
 
-  int32_t rows_of(Domain domain) const;
-  bool is_serial(const Phase& phase) const;
-  size_t run_serial(size_t phase);  // runs the serial phases from here, returns the first that is not
-  void walk(int worker);
-  void run_chunks(size_t phase, int worker);
-  void run_rows(const Phase& phase, int32_t begin, int32_t end, int worker);
-  void run_row_record(const Record& record, int32_t begin, int32_t end, int worker);
-  void run_plain_record(const Record& record, int32_t begin, int32_t end, int worker);
-  void run_gemms(const Phase& phase, Counter* counter);
-  GemmChunks plan(const GemmOp& gemm) const;
-  void run_attention(const Record& record, int32_t begin, int32_t end, int worker);
-  AttentionArgs attention_args(const AttentionOp& op) const;
+  int32_t num_phases() const override { return static_cast<int32_t>(phases_.size()); }
+  int32_t num_chunks(int32_t phase) const override;
+  void run_chunk(int32_t phase, int32_t chunk, int worker) override;
+
+  int32_t num_rows(const Phase& phase) const;
+  int32_t rows_per_chunk(const Phase& phase) const;
+  GemmChunks gemm_chunks(const GemmOp& gemm) const;
+  void run_gemm(const Phase& phase, int32_t chunk) const;
+  void run_attention(const Record& record, int32_t chunk, int worker) const;
+  void run_row_record(const Record& record, int32_t begin, int32_t end, int worker) const;
+  void run_plain_record(const Record& record, int32_t begin, int32_t end, int worker) const;
   void embed(const EmbedOp& op, int32_t begin, int32_t end) const;
   void angles(const AnglesOp& op, int32_t begin, int32_t end) const;
+  AttentionArgs attention_args(const AttentionOp& op) const;
   void build_work_lists();
 
   const KernelTable* kernels_;
@@ -141,12 +137,9 @@ class Tape {
   std::vector<HeadShape> heads_;          // per KV group
   std::vector<WorkList> work_;            // per KV group, of this step
   std::vector<std::shared_ptr<void>> owners_;
-  std::unique_ptr<Counter[]> counters_;   // one per phase
   std::vector<Memory> scratch_;           // one per worker
   Memory partial_acc_, partial_max_, partial_sum_;
   const StepInfo* step_ = nullptr;
-  size_t next_phase_ = 0;                 // written by the last at a barrier, read by all behind it
-  int64_t serial_ns_ = 0;                 // spent by the last at that barrier
   std::vector<int64_t> label_ns_;
 };
 

@@ -6,7 +6,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "bindings.h"
 #include "tape.h"
@@ -93,7 +92,7 @@ void add_kv_write(Tape& tape, const SharedMatrix& k, const SharedMatrix& v, cons
   const int64_t width = static_cast<int64_t>(cache->kv_heads) * cache->head_dim;
   require(k->width() == width && v->width() == width && layer >= 0 && layer < cache->layers, "kv_write: sizes differ");
   record.kv_write.args = {k->data(), v->data(), k->stride(), v->stride(), cache->keys(layer), cache->values(layer),
-                          nullptr, cache->kv_heads, cache->head_dim, cache->block_size};
+                          cache->block_elements(), nullptr, cache->kv_heads, cache->head_dim, cache->block_size};
   record.kv_write.group = group;
   tape.keep(k);
   tape.keep(v);
@@ -140,6 +139,7 @@ void add_attention(Tape& tape, const SharedMatrix& q, const SharedMatrix& out, c
   args.out = out->data();
   args.k_cache = cache->keys(layer);
   args.v_cache = cache->values(layer);
+  args.block_stride = cache->block_elements();
   args.block_size = cache->block_size;
   args.num_heads = static_cast<int32_t>(q->width()) / cache->head_dim;
   args.num_kv_heads = cache->kv_heads;
@@ -180,30 +180,28 @@ void add_select(Tape& tape, const SharedMatrix& x, const SharedMatrix& out) {
   tape.add(row_domain(tape, true, out->rows()), record);
 }
 
-struct PackJob {
+struct PackProgram : Program {
+  int32_t num_phases() const override { return 1; }
+  int32_t num_chunks(int32_t) const override { return weight->num_panels; }
+  void run_chunk(int32_t, int32_t panel, int) override {
+    kernels->pack(&source, up.data != nullptr ? &up : nullptr, weight, panel, panel + 1);
+  }
   const KernelTable* kernels;
   SourceRows source, up;
   PackedWeight* weight;
-  std::atomic<int32_t> next{0};
 };
 
 // Packs over all workers; the GIL is free meanwhile.
 std::shared_ptr<Weight> pack_weight(Pool& pool, const std::string& isa, const Array<const uint8_t>& rows, int32_t type,
                                     int32_t k, const std::optional<Array<const uint8_t>>& up) {
-  PackJob job;
-  job.kernels = find_kernels(isa);
-  job.source = source_rows(rows, type, k);
-  job.up = up ? source_rows(*up, type, k) : SourceRows{};
-  std::shared_ptr<Weight> weight = new_weight(job.kernels, job.source, up ? &job.up : nullptr);
-  job.weight = &weight->view;
+  PackProgram program;
+  program.kernels = find_kernels(isa);
+  program.source = source_rows(rows, type, k);
+  program.up = up ? source_rows(*up, type, k) : SourceRows{};
+  std::shared_ptr<Weight> weight = new_weight(program.kernels, program.source, up ? &program.up : nullptr);
+  program.weight = &weight->view;
   nb::gil_scoped_release released;
-  pool.run([](void* context, int) {
-    PackJob& job = *static_cast<PackJob*>(context);
-    const SourceRows* up = job.up.data != nullptr ? &job.up : nullptr;
-    for (int32_t panel; (panel = job.next.fetch_add(1)) < job.weight->num_panels;) {
-      job.kernels->pack(&job.source, up, job.weight, panel, panel + 1);
-    }
-  }, &job);
+  pool.run(program);
   return weight;
 }
 
@@ -253,7 +251,7 @@ void bind_tape(nb::module_& m) {
            "nanoseconds per label). Raises ValueError or TypeError naming the array that is wrong.")
       .def_prop_ro("labels", &Tape::labels)
       .def_prop_ro("num_records", &Tape::num_records)
-      .def_prop_ro("num_phases", &Tape::num_phases);
+      .def_prop_ro("num_phases", [](const Tape& tape) { return static_cast<const Program&>(tape).num_phases(); });
 }
 
 }  // namespace headrace

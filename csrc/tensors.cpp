@@ -1,7 +1,5 @@
 #include "tensors.h"
 
-#include <cstring>
-
 namespace headrace {
 
 Matrix::Matrix(int64_t rows, int64_t width)
@@ -41,30 +39,6 @@ Weight::Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t b
 
 KVCache::KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim)
     : layers(layers), blocks(blocks), block_size(block_size), kv_heads(kv_heads), head_dim(head_dim),
-      memory_(sizeof(uint16_t) * 2 * layers * layer_elements()) {}
-
-void KVCache::copy(int32_t source, int32_t destination) {
-  const int64_t size = block_elements();
-  for (int32_t layer = 0; layer < layers; ++layer) {
-    std::memcpy(keys(layer) + destination * size, keys(layer) + source * size, 2 * size);
-    std::memcpy(values(layer) + destination * size, values(layer) + source * size, 2 * size);
-  }
-}
-
-void KVCache::read(int32_t block, uint8_t* out) const {
-  const int64_t size = block_elements();
-  for (int32_t layer = 0; layer < layers; ++layer, out += 4 * size) {
-    std::memcpy(out, keys(layer) + block * size, 2 * size);
-    std::memcpy(out + 2 * size, values(layer) + block * size, 2 * size);
-  }
-}
-
-void KVCache::write(int32_t block, const uint8_t* in) {
-  const int64_t size = block_elements();
-  for (int32_t layer = 0; layer < layers; ++layer, in += 4 * size) {
-    std::memcpy(keys(layer) + block * size, in, 2 * size);
-    std::memcpy(values(layer) + block * size, in + 2 * size, 2 * size);
-  }
-}
+      memory_(static_cast<size_t>(blocks) * block_bytes()) {}
 
 }  // namespace headrace

@@ -48,25 +48,25 @@ class Weight {
   int64_t bytes_;
 };
 
-// Keys and values of the layers of one KV group, bf16, layer by layer:
-//   keys [layer][block][kv_head][head_dim / 2][block_size][2]    values [layer][block][kv_head][block_size / 2][head_dim][2]
+// Keys and values of the layers of one KV group, bf16, block by block: what a sequence touches first lies together, so
+// memory is taken as contexts grow, and one block is one copy. Per layer of a block:
+//   keys [kv_head][head_dim / 2][block_size][2]    values [kv_head][block_size / 2][head_dim][2]
 class KVCache {
  public:
   KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim);
 
-  uint16_t* keys(int32_t layer) const { return memory_.as<uint16_t>() + 2 * layer * layer_elements(); }
-  uint16_t* values(int32_t layer) const { return keys(layer) + layer_elements(); }
-  int64_t block_elements() const { return static_cast<int64_t>(kv_heads) * head_dim * block_size; }
-  int64_t block_bytes() const { return block_elements() * 2 * 2 * layers; }  // of all layers, keys and values
+  // Of block 0; block b begins b * block_elements() further.
+  uint16_t* keys(int32_t layer) const { return memory_.as<uint16_t>() + 2 * layer * part_elements(); }
+  uint16_t* values(int32_t layer) const { return keys(layer) + part_elements(); }
+  int64_t block_elements() const { return 2 * layers * part_elements(); }
+  int64_t block_bytes() const { return block_elements() * 2; }  // of all layers, keys and values
+  uint8_t* block(int32_t index) const { return memory_.data() + index * block_bytes(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
-  void copy(int32_t source, int32_t destination);
-  void read(int32_t block, uint8_t* out) const;   // block_bytes: for each layer, keys then values
-  void write(int32_t block, const uint8_t* in);
 
   const int32_t layers, blocks, block_size, kv_heads, head_dim;
 
  private:
-  int64_t layer_elements() const { return blocks * block_elements(); }
+  int64_t part_elements() const { return static_cast<int64_t>(kv_heads) * head_dim * block_size; }
   Memory memory_;
 };
 
