@@ -28,40 +28,39 @@ inline float inverse_rms(const float* x, int64_t k, float eps) {
   return 1.0f / __builtin_sqrtf(sum_of_squares(x, k) / static_cast<float>(k) + eps);
 }
 
-// One group of kQuantGroup values: q = round(x * 127 / amax), value = q * amax / 127.
-inline void quantise_group(const float* x, int8_t* q, float* scale, int16_t* sums) {
+constexpr int kGroupVectors = kQuantGroup / kLanes;
+
+// One group of kQuantGroup values: q = round(y * 127 / amax), value = q * amax / 127.
+inline void quantise_group(const f32v* y, int8_t* q, float* scale, int16_t* sums) {
   i32v largest = v_bits(v_zero());  // as integers, so that a NaN is larger than any number
-  for (int i = 0; i < kQuantGroup; i += kLanes) largest = v_max_i32(largest, v_bits(v_abs(v_load(x + i))));
-  int32_t lanes[kLanes], top = 0;
-  __builtin_memcpy(lanes, &largest, sizeof(lanes));
-  for (int i = 0; i < kLanes; ++i) top = lanes[i] > top ? lanes[i] : top;
+  for (int i = 0; i < kGroupVectors; ++i) largest = v_max_i32(largest, v_bits(v_abs(y[i])));
+  const int32_t top = v_hmax_i32(largest);
   float amax;
   __builtin_memcpy(&amax, &top, 4);
-  *scale = amax < kInfinity ? amax / 127.0f : __builtin_nanf("");
+  const bool finite = amax < kInfinity;
+  *scale = finite ? amax / 127.0f : __builtin_nanf("");
   // Below 1e-30 the quotient would overflow; such a group is zero beside anything it is added to.
-  const float inverse = amax < kInfinity && amax > 1e-30f ? 127.0f / amax : 0.0f;
-  const f32v factor = v_set1(inverse), shift = v_set1(kRoundingShift);
-  int32_t rounded[kQuantGroup];
-  for (int i = 0; i < kQuantGroup; i += kLanes) {
-    const f32v v = inverse == 0.0f ? v_zero() : v_mul(v_load(x + i), factor);
-    const i32v bits = v_bits(v_add(v, shift));  // the integer is in the low bits; an int8 keeps exactly those
-    __builtin_memcpy(rounded + i, &bits, sizeof(bits));
+  const bool zero = !finite || amax <= 1e-30f;
+  const f32v factor = v_set1(zero ? 0.0f : 127.0f / amax), shift = v_set1(kRoundingShift);
+  const i32v bias = v_set1_i32(-static_cast<int32_t>(0x4b400000));  // less the bits of the shift: the integer
+  i32v rounded[kGroupVectors], halves[2] = {v_bits(v_zero()), v_bits(v_zero())};
+  for (int i = 0; i < kGroupVectors; ++i) {
+    const f32v scaled = zero ? v_zero() : v_mul(y[i], factor);
+    rounded[i] = v_add_i32(v_bits(v_add(scaled, shift)), bias);
+    halves[i / (kGroupVectors / 2)] = v_add_i32(halves[i / (kGroupVectors / 2)], rounded[i]);
   }
-  for (int i = 0; i < kQuantGroup; ++i) q[i] = static_cast<int8_t>(rounded[i] & 0xff);
-  for (int half = 0; half < 2; ++half) {
-    int sum = 0;
-    for (int i = 0; i < kQuantGroup / 2; ++i) sum += q[half * kQuantGroup / 2 + i];
-    sums[half] = static_cast<int16_t>(sum);
-  }
+  v_store_32_i8(q, rounded);
+  for (int half = 0; half < 2; ++half) sums[half] = static_cast<int16_t>(v_hsum_i32(halves[half]));
 }
 
-// y[i] = x[i] * inverse * gain[i], or x[i] without gain, for up to kQuantGroup inputs; zeros after `count`.
-inline void scale_group(const float* x, const float* gain, float inverse, int64_t count, float* y) {
-  if (count == kQuantGroup) {
-    for (int i = 0; i < kQuantGroup; ++i) y[i] = gain == nullptr ? x[i] : x[i] * inverse * gain[i];
-    return;
+// y = x * inverse * gain, or x without gain, for `count` inputs of a group; zeros after them.
+inline void scale_group(const float* x, const float* gain, float inverse, int64_t count, f32v* y) {
+  const f32v factor = v_set1(inverse);
+  for (int i = 0; i < kGroupVectors; ++i, x += kLanes, gain += gain == nullptr ? 0 : kLanes, count -= kLanes) {
+    y[i] = count >= kLanes ? v_load(x) : v_load_first(x, count, 0.0f);
+    if (gain == nullptr) continue;
+    y[i] = v_mul(v_mul(y[i], factor), count >= kLanes ? v_load(gain) : v_load_first(gain, count, 0.0f));
   }
-  for (int i = 0; i < kQuantGroup; ++i) y[i] = i >= count ? 0.0f : gain == nullptr ? x[i] : x[i] * inverse * gain[i];
 }
 
 void norm_quant(const NormArgs* n, int32_t row_begin, int32_t row_end) {
@@ -73,9 +72,9 @@ void norm_quant(const NormArgs* n, int32_t row_begin, int32_t row_end) {
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = g * kQuantGroup;
       const int64_t count = a->k - begin < kQuantGroup ? a->k - begin : kQuantGroup;
-      alignas(64) float y[kQuantGroup];
+      f32v y[kGroupVectors];
       scale_group(x + begin, n->gain == nullptr ? nullptr : n->gain + begin, inverse, count, y);
-      if (n->want_f32) __builtin_memcpy(a->f32 + row * a->k_pad + begin, y, sizeof(y));
+      for (int i = 0; i < kGroupVectors && n->want_f32; ++i) v_store(a->f32 + row * a->k_pad + begin + i * kLanes, y[i]);
       if (n->want_q) {
         quantise_group(y, a->q + row * a->k_pad + begin, a->scale + row * groups + g, a->sum + (row * groups + g) * 2);
       }

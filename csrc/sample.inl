@@ -28,6 +28,24 @@ inline int32_t first_equal(const float* x, float value, int32_t begin) {
   return begin;
 }
 
+// Sums of e^d and d * e^d over a block, with d = logit - max. Eight vectors are added in float, those sums in double.
+inline void weigh_block(const float* x, int64_t begin, int64_t end, float max, double* sum, double* weighted) {
+  f64sum sums = {}, weighted_sums = {};
+  for (int64_t i = begin; i < end;) {
+    f32v few = v_zero(), few_weighted = v_zero();
+    for (int j = 0; j < 8 && i < end; ++j, i += kLanes) {
+      const f32v d = v_max(v_sub(load_columns(x, i, end, -kInfinity), v_set1(max)), v_set1(-200.0f));
+      const f32v e = v_exp(d);
+      few = v_add(few, e);
+      few_weighted = v_fma(e, d, few_weighted);
+    }
+    v_accumulate(&sums, few);
+    v_accumulate(&weighted_sums, few_weighted);
+  }
+  *sum = v_total(&sums);
+  *weighted = v_total(&weighted_sums);
+}
+
 RawStatistics raw_statistics(const float* x, int64_t vocab) {
   RawStatistics s = {true, 0, -kInfinity, -kInfinity, 0.0, 0.0};
   const f32v infinity = v_set1(kInfinity);
@@ -46,14 +64,8 @@ RawStatistics raw_statistics(const float* x, int64_t vocab) {
     const float block_max = v_hmax(most);
     if (!s.usable) return s;
     if (block_max == -kInfinity) continue;
-    f64sum sum = {}, weighted = {};
-    for (int64_t i = begin; i < end; i += kLanes) {
-      const f32v d = v_max(v_sub(load_columns(x, i, end, -kInfinity), v_set1(block_max)), v_set1(-200.0f));
-      const f32v e = v_exp(d);
-      v_accumulate(&sum, e);
-      v_accumulate(&weighted, v_mul(e, d));
-    }
-    double block_sum = v_total(&sum), block_weighted = v_total(&weighted);
+    double block_sum, block_weighted;
+    weigh_block(x, begin, end, block_max, &block_sum, &block_weighted);
     const double shift = block_max > s.max ? static_cast<double>(s.max) - block_max : static_cast<double>(block_max) - s.max;
     const double factor = __builtin_exp(shift);
     if (block_max > s.max) {

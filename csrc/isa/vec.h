@@ -153,6 +153,51 @@ inline float v_hmax(f32v a) {
 
 constexpr float kInfinity = __builtin_inff();
 
+// Largest, and sum, of the lanes of integers.
+#if defined(HEADRACE_ISA_REFERENCE)
+inline int32_t v_hmax_i32(i32v a) {
+  const i32v s = v_max_i32(a, i32v{a[2], a[3], a[2], a[3]});
+  return s[0] > s[1] ? s[0] : s[1];
+}
+inline int32_t v_hsum_i32(i32v a) { return a[0] + a[1] + a[2] + a[3]; }
+#else
+#if defined(HEADRACE_ISA_AVX512)
+inline __m256i v_half_i32(i32v a, bool upper) { return upper ? _mm512_extracti64x4_epi64(a, 1) : _mm512_castsi512_si256(a); }
+inline __m256i v_fold_max_i32(i32v a) { return _mm256_max_epi32(v_half_i32(a, false), v_half_i32(a, true)); }
+inline __m256i v_fold_sum_i32(i32v a) { return _mm256_add_epi32(v_half_i32(a, false), v_half_i32(a, true)); }
+#else
+inline __m256i v_fold_max_i32(i32v a) { return a; }
+inline __m256i v_fold_sum_i32(i32v a) { return a; }
+#endif
+inline int32_t v_hmax_i32(i32v a) {
+  const __m256i h = v_fold_max_i32(a);
+  __m128i s = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+inline int32_t v_hsum_i32(i32v a) {
+  const __m256i h = v_fold_sum_i32(a);
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+#endif
+
+// 32 integers within int8, in order, as bytes.
+inline void v_store_32_i8(int8_t* p, const i32v* v) {
+#if defined(HEADRACE_ISA_AVX512)
+  const __m128i low = _mm512_cvtepi32_epi8(v[0]), high = _mm512_cvtepi32_epi8(v[1]);
+  __builtin_memcpy(p, &low, 16);
+  __builtin_memcpy(p + 16, &high, 16);
+#elif defined(HEADRACE_ISA_AVX2)
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+  const __m256i ordered = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  __builtin_memcpy(p, &ordered, 32);
+#else
+  for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(v[i / kLanes][i % kLanes]);
+#endif
+}
+
 inline float v_first(f32v a) {
   float x;
   __builtin_memcpy(&x, &a, 4);
