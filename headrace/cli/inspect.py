@@ -79,7 +79,7 @@ def _size_lines(graph: "Graph", config: "ModelConfig", block_size: int) -> Itera
             f"attention     {len(group.layers)} layers over {seen}: {operations / 1e3:,.1f} thousand operations "
             f"per attended position, {kv:,} KV bytes per token"
         )
-    for tokens in (1024, 8192, config.max_position):
+    for tokens in sorted({1024, 8192, config.max_position}):
         if tokens <= config.max_position:
             held = kv_bytes(graph.kv_groups, tokens, block_size)
             yield f"memory plan   {held / 1e6:,.1f} MB of KV cache for a context of {tokens:,} tokens"
@@ -103,11 +103,8 @@ def _graph_lines(graph: "Graph", kernels: "Sequence[str]", full: bool) -> Iterat
 
 
 def _layer(op: "Op") -> int | None:
-    for name in (op.output, *op.inputs):
-        parts = name.split(".")
-        if len(parts) > 1 and parts[0] == "blk":
-            return int(parts[1])
-    return None
+    parts = op.output.split(".")
+    return int(parts[1]) if parts[0] == "blk" else None
 
 
 def _shape(op: "Op") -> tuple[object, ...]:
