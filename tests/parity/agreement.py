@@ -1,7 +1,8 @@
 """How closely logits agree with a golden, and the rule that decides whether that is close enough.
 
 An argmax other than the golden's is tolerated only where the golden's two best logits lie within `margin` of each
-other, and only `max_flips` times; every logit that the golden stores must lie within `tolerance`.
+other, and only `max_flips` times; every logit that the golden stores must lie within `tolerance`, and the root of their
+mean squared difference within `rms`.
 """
 
 from dataclasses import dataclass
@@ -33,8 +34,24 @@ class Golden:
         return list(range(len(self.prompt) - 1, len(self.forced_ids)))
 
     @property
+    def spread(self) -> float:
+        """Standard deviation of the stored logits: the scale that backends' tolerances are multiples of."""
+        return float(self.top_logits.std())
+
+    @property
     def margins(self) -> Array:
         return self.top_logits[:, 0] - self.top_logits[:, 1]
+
+
+@dataclass(frozen=True)
+class Rule:
+    tolerance: float
+    rms: float
+    margin: float = 0.0
+    max_flips: int = 0
+
+    def times(self, scale: float) -> "Rule":
+        return Rule(self.tolerance * scale, self.rms * scale, self.margin * scale, self.max_flips)
 
 
 @dataclass(frozen=True)
@@ -43,14 +60,18 @@ class Agreement:
     rms: float
     flips: list[float]  # the golden's margin wherever our argmax is another token
 
-    def problems(self, *, tolerance: float, margin: float, max_flips: int) -> list[str]:
+    def problems(self, rule: Rule) -> list[str]:
         """In words; empty when close enough."""
         found = []
-        if not self.worst <= tolerance:  # NaN must not pass
-            found.append(f"a logit differs by {self.worst:.3g}, more than {tolerance}")
-        found += [f"another token although the margin is {m:.3g}, more than {margin}" for m in self.flips if m > margin]
-        if len(self.flips) > max_flips:
-            found.append(f"{len(self.flips)} other tokens, more than {max_flips}")
+        if not self.worst <= rule.tolerance:  # NaN must not pass
+            found.append(f"a logit differs by {self.worst:.3g}, more than {rule.tolerance:.3g}")
+        if not self.rms <= rule.rms:
+            found.append(f"logits differ by {self.rms:.3g} (root mean square), more than {rule.rms:.3g}")
+        for margin in self.flips:
+            if margin > rule.margin:
+                found.append(f"another token although the margin is {margin:.3g}, more than {rule.margin:.3g}")
+        if len(self.flips) > rule.max_flips:
+            found.append(f"{len(self.flips)} other tokens, more than {rule.max_flips}")
         return found
 
 

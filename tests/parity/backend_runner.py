@@ -5,6 +5,7 @@ what follows it.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,15 @@ import numpy.typing as npt
 from agreement import Agreement, Golden
 
 from headrace.backend.base import Backend, BackendSpec
+from headrace.backend.cpu import CpuBackend
 from headrace.core.batch_builder import ScheduledSequence, build_batch
 from headrace.core.request import Request, SamplingParams
+from headrace.model.checkpoint import open_checkpoint
+from headrace.model.decoder import build_graph
 from headrace.model.graph import Graph
 
-TOP = 20  # more than a golden stores, so that small differences do not push its tokens off the end
+TOP = 20  # more than is compared, so that small differences do not push a golden's tokens off the end
+COMPARED = 16
 Array = npt.NDArray[Any]
 
 
@@ -33,6 +38,13 @@ def spec_for(graph: Graph, *, max_model_len: int, block_size: int = 32, max_toke
         max_seqs=4,
         max_model_len=max_model_len,
     )
+
+
+def open_backend(path: Path, *, max_model_len: int, graph: Graph | None = None) -> CpuBackend:
+    """The CPU backend of a model file on two threads; `graph` replaces the model's own."""
+    checkpoint = open_checkpoint(path)
+    graph = graph or build_graph(checkpoint.config, checkpoint)
+    return CpuBackend(graph, checkpoint, spec_for(graph, max_model_len=max_model_len), threads=2)
 
 
 @dataclass(frozen=True)
@@ -65,9 +77,9 @@ def forced_rows(backend: Backend, golden: Golden, *, chunk: int) -> Rows:
 
 
 def agree(golden: Golden, rows: Rows) -> Agreement:
-    """Compares logprobs. A golden token that fell out of our top counts with the smallest logprob of that top."""
-    expected = golden.top_logits - golden.logsumexp[:, None]
-    found = golden.top_ids[:, :, None] == rows.ids[:, None, :]
+    """Compares the golden's 16 largest logprobs. One that fell out of our top counts with the smallest of that top."""
+    expected = golden.top_logits[:, :COMPARED] - golden.logsumexp[:, None]
+    found = golden.top_ids[:, :COMPARED, None] == rows.ids[:, None, :]
     place = np.where(found.any(axis=2), found.argmax(axis=2), TOP - 1)
     ours = np.take_along_axis(rows.logprobs, place, axis=1)
     difference = ours - expected

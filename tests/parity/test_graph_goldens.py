@@ -4,24 +4,22 @@ Tolerances are those of float32 arithmetic (the tiny models run in float64 on ou
 deviation of 0.2 to 2 in the tiny models and 4 to 8 in the real one; measured differences are at most 1.2e-5 and 7e-5.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from agreement import Golden, agree
+from agreement import Golden, Rule, agree
 from golden_files import TINY_MODELS, real_goldens, tiny_folder, tiny_golden, tiny_prompt_logits
+from mistakes import MISTAKES
 from numpy_executor import NumpyExecutor
 
 from headrace.model.checkpoint import FileCheckpoint, open_checkpoint
-from headrace.model.config import RopeScaling
 from headrace.model.decoder import build_graph
-from headrace.model.graph import Graph, WeightRef
+from headrace.model.graph import Graph
 
-TINY_RULE = {"tolerance": 1e-4, "margin": 1e-4, "max_flips": 0}
-REAL_RULE = {"tolerance": 5e-4, "margin": 0.0, "max_flips": 0}
+TINY_RULE = Rule(tolerance=1e-4, rms=2e-5)
+REAL_RULE = Rule(tolerance=5e-4, rms=1e-4)
 
 
 def run(checkpoint: FileCheckpoint, graph: Graph, golden: Golden) -> np.ndarray:
@@ -34,8 +32,8 @@ def test_tiny_model(model: str) -> None:
     executor = NumpyExecutor(build_graph(checkpoint.config, checkpoint), checkpoint)
     logits = executor.logits(golden.forced_ids)
     prompt_rows = tiny_prompt_logits(model)
-    np.testing.assert_allclose(logits[: len(prompt_rows)], prompt_rows, rtol=0, atol=TINY_RULE["tolerance"])
-    assert agree(golden, logits[golden.rows]).problems(**TINY_RULE) == []
+    np.testing.assert_allclose(logits[: len(prompt_rows)], prompt_rows, rtol=0, atol=TINY_RULE.tolerance)
+    assert agree(golden, logits[golden.rows]).problems(TINY_RULE) == []
 
 
 @pytest.mark.parametrize("model", TINY_MODELS)
@@ -43,9 +41,9 @@ def test_tiny_model_left_to_itself_says_the_same(model: str) -> None:
     checkpoint, golden = open_checkpoint(tiny_folder(model)), tiny_golden(model)
     executor = NumpyExecutor(build_graph(checkpoint.config, checkpoint), checkpoint)
     ids = list(golden.prompt)
-    for _ in golden.tokens:
+    for _ in golden.tokens[:16]:
         ids.append(int(executor.logits(ids, [len(ids) - 1])[0].argmax()))
-    assert ids[len(golden.prompt) :] == golden.tokens
+    assert ids[len(golden.prompt) :] == golden.tokens[:16]
 
 
 @pytest.fixture(scope="module")
@@ -54,59 +52,11 @@ def smollm2(smollm2_gguf: Path) -> NumpyExecutor:
     return NumpyExecutor(build_graph(checkpoint.config, checkpoint), checkpoint, np.float32)
 
 
-@pytest.mark.parametrize("prompt", ["facts", "chat", "digits"])
+@pytest.mark.parametrize("prompt", ["facts", "chat"])
 def test_smollm2(smollm2: NumpyExecutor, prompt: str) -> None:
     golden = real_goldens("smollm2-135m")[prompt]
     logits = smollm2.logits(golden.forced_ids, golden.rows)
-    assert agree(golden, logits).problems(**REAL_RULE) == []
-
-
-# The comparison must be able to fail: each of these is a mistake that an engine could make.
-Mistake = Callable[[FileCheckpoint, Graph], Graph]
-
-
-def attrs(kind: str, **changes: Any) -> Mistake:
-    def apply(checkpoint: FileCheckpoint, graph: Graph) -> Graph:
-        ops = [replace(op, attrs=op.attrs | changes) if op.kind == kind else op for op in graph.ops]
-        return replace(graph, ops=tuple(ops))
-
-    return apply
-
-
-def untransformed(checkpoint: FileCheckpoint, graph: Graph) -> Graph:
-    def plain(ref: WeightRef) -> WeightRef:
-        return replace(ref, transform="")
-
-    return replace(graph, ops=tuple(replace(op, weights=tuple(map(plain, op.weights))) for op in graph.ops))
-
-
-def unbiased(checkpoint: FileCheckpoint, graph: Graph) -> Graph:
-    return replace(graph, ops=tuple(replace(op, bias=None) for op in graph.ops))
-
-
-def reconfigured(**changes: Any) -> Mistake:
-    def apply(checkpoint: FileCheckpoint, graph: Graph) -> Graph:
-        return build_graph(replace(checkpoint.config, **changes), checkpoint)
-
-    return apply
-
-
-MISTAKES: dict[str, tuple[str, Mistake]] = {
-    "window one too wide": ("mistral", attrs("attention", window=21)),
-    "no window": ("mistral", attrs("attention", window=0)),
-    "gemma: global layers windowed": ("gemma3", attrs("attention", window=16)),
-    "gemma: local layers with the global base": ("gemma3", reconfigured(rope_base_local=0.0)),
-    "gemma: query scale from the head size": ("gemma3", reconfigured(attention_scale=0.0)),
-    "gemma: embedding not scaled": ("gemma3", attrs("embed", scale=1.0)),
-    "gemma: gains without their one": ("gemma3", untransformed),
-    "gemma: silu": ("gemma3", attrs("gated_mlp", activation="silu")),
-    "llama3: rope not scaled": ("llama3", reconfigured(rope_scaling=RopeScaling())),
-    "yarn: cosine not scaled": ("llama_yarn", attrs("rope", scale=1.0)),
-    "yarn: no biases": ("llama_yarn", unbiased),
-    "qwen2: no biases": ("qwen2", unbiased),
-    "qwen3: a large epsilon": ("qwen3", attrs("rms_norm", eps=1e-2)),
-    "wrong base": ("smollm2", reconfigured(rope_base=10000.0)),
-}
+    assert agree(golden, logits).problems(REAL_RULE) == []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -114,20 +64,21 @@ def test_a_mistake_is_noticed(mistake: str) -> None:
     model, apply = MISTAKES[mistake]
     checkpoint, golden = open_checkpoint(tiny_folder(model)), tiny_golden(model)
     graph = apply(checkpoint, build_graph(checkpoint.config, checkpoint))
-    assert agree(golden, run(checkpoint, graph, golden)).problems(**TINY_RULE) != []
+    assert agree(golden, run(checkpoint, graph, golden)).problems(TINY_RULE) != []
 
 
 def test_rules_of_agreement() -> None:
     golden = Golden([5], [1, 2], np.array([[1, 0], [2, 1]]), np.array([[3.0, 1.0], [2.0, 1.95]]), np.zeros(2))
     assert golden.forced_ids == [5, 1]
     assert golden.rows == [0, 1]
-    rule = {"tolerance": 0.1, "margin": 0.1, "max_flips": 1}
+    rule = Rule(tolerance=0.1, rms=0.1, margin=0.1, max_flips=1)
     same = np.array([[1.0, 3.0, 0.0], [0.0, 1.95, 2.0]])
-    assert agree(golden, same).problems(**rule) == []
+    assert agree(golden, same).problems(rule) == []
     close_flip = np.array([[1.0, 3.0, 0.0], [0.0, 2.0, 1.95]])
-    assert agree(golden, close_flip).problems(**rule) == []
-    assert len(agree(golden, close_flip).problems(**rule | {"max_flips": 0})) == 1
-    assert len(agree(golden, close_flip).problems(**rule | {"margin": 0.01})) == 1
+    assert agree(golden, close_flip).problems(rule) == []
+    assert len(agree(golden, close_flip).problems(replace(rule, max_flips=0))) == 1
+    assert len(agree(golden, close_flip).problems(replace(rule, margin=0.01))) == 1
+    assert len(agree(golden, close_flip).problems(replace(rule, rms=0.01))) == 1
     far_flip = np.array([[3.0, 1.0, 0.0], [0.0, 1.95, 2.0]])
-    assert len(agree(golden, far_flip).problems(**rule)) == 2  # the logits are off, and the token
-    assert agree(golden, np.full((2, 3), np.nan)).problems(**rule) != []
+    assert len(agree(golden, far_flip).problems(rule)) == 3  # worst and mean of the logits, and the token
+    assert agree(golden, np.full((2, 3), np.nan)).problems(rule) != []
