@@ -7,8 +7,6 @@
 //
 // bf16 weights are multiplied by activations rounded to bf16, two inputs at a time in the order of vdpbf16ps.
 
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers, on every unmasked conversion
-
 constexpr int kRowTile = 4;           // 8 integer and 8 float accumulators: enough to hide latencies, and no spills
 constexpr int kBF16Slab = 256;        // inputs per pass over the rows of a bf16 panel
 
