@@ -1,4 +1,4 @@
-"""Mistakes that an engine could make, as changes of a tiny model's graph: a comparison that misses one proves nothing."""
+"""Mistakes that an engine could make, as changes of a tiny model's graph. A comparison must notice each of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
