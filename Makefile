@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?= smollm2-135m
 NATIVE := CMakeLists.txt pyproject.toml $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: serve test check parity lint types bench wheel lock clean docs
+.PHONY: serve test check parity wheel lock clean
 
 serve: .venv/.built ## install, fetch the default model, serve it
 	$(BIN)/headrace serve $(MODEL)
@@ -23,7 +23,8 @@ parity: .venv/.test .venv-parity/.installed ## recompute the goldens with transf
 	HEADRACE_PARITY=1 $(BIN)/pytest tests/parity
 
 wheel: .venv/.test ## a wheel in dist/
-	$(BIN)/pip wheel --no-deps --no-build-isolation -q -w dist .
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
+	  --config-settings=build-dir=build/wheel -w dist .
 
 lock: ## renew the hash-pinned locks from the ranges in pyproject.toml
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install -q uv
@@ -45,10 +46,11 @@ clean:
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-.venv/.test: requirements/test.lock .venv/.built
+# Builds for tests offer the AVX-512 kernels in emulation too, so that every machine checks them.
+.venv/.test: requirements/test.lock .venv/.built tests/native/emulate_avx512.h
 	$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements/test.lock
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation \
-	  -C cmake.define.HEADRACE_EMULATE_AVX512=ON -e .
+	  --config-settings=cmake.define.HEADRACE_EMULATE_AVX512=ON -e .
 	touch $@
 
 .venv-parity/.installed: requirements/parity.txt
