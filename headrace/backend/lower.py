@@ -73,6 +73,7 @@ class Lowering:
         self.tape = _C.Tape(isa, pool, max_tokens=spec.max_tokens, max_rows=spec.max_rows, **sizes)
         for self._now, op in enumerate(graph.ops):
             self._lower(op)
+        packer.done()
 
     def _lower(self, op: Op) -> None:
         lower = {
@@ -164,6 +165,8 @@ class Lowering:
         attrs = op.attrs
         if attrs["mask"] != "causal":
             raise LoweringError(f"the CPU backend knows causal attention only, not {attrs['mask']} ({op.output})")
+        if attrs["head_dim"] % 16 or attrs["head_dim"] > 256:
+            raise LoweringError(f"head_dim {attrs['head_dim']} is no multiple of 16 up to 256 ({op.output})")
         q, k, v = (self._matrix(tensor) for tensor in op.inputs)
         group, layer = attrs["kv_group"], attrs["layer"]
         masking = _C.Masking(attrs["scale"], attrs["softcap"], attrs["window"])
@@ -266,21 +269,23 @@ def _describe(graph: Graph, fusion: Fusion, index: int, isa: str) -> str:
     op = graph.ops[index]
     if op.kind == "rms_norm":
         if op.attrs["head_dim"]:
-            return "in head_norm_rope"
+            return f"{isa} head_norm_rope"
         return f"{isa} norm_quant" if fusion.add_after(op.output) is None else f"{isa} norm_rows += residual"
     if op.kind == "linear":
         if index in fusion.absorbed:
-            return "in the GEMM of the linear before"
+            leader = max(i for i in range(index) if i not in fusion.absorbed)
+            return f"in the GEMM of {graph.ops[leader].output.split('.')[-1]}"
         epilogue = "" if fusion.add_after(op.output) is None else " += residual"
         return f"{isa} gemm {_gemm_format(op.weights[0].quant)}{epilogue}"
     if op.kind == "gated_mlp":
         apart = "" if fusion.interleaves(op) else " apart"
-        return f"{isa} gemm {_gemm_format(op.weights[0].quant)} {op.attrs['activation']}{apart}"
+        return f"{isa} gemm {_gemm_format(op.weights[0].quant)}, {op.attrs['activation']}{apart}"
+    before = "norm" if graph.ops[index - 1].kind == "rms_norm" else "GEMM"
     fixed = {
         "embed": f"{isa} embed",
         "rope": f"{isa} head_norm_rope",
         "attention": f"{isa} kv_write, attention",
-        "add": "in the epilogue before",
+        "add": f"in the {before} before",
         "select_rows": "row copy",
     }
     return fixed.get(op.kind, "none: not supported")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import _C
+from headrace.base.errors import ModelFileError
 from headrace.model.checkpoint import Checkpoint, Weight
 from headrace.model.graph import WeightRef
 from headrace.model.quantize import FORMATS
@@ -45,27 +46,40 @@ class WeightPacker:
         """The rows of matrices of one format and width, one after another, as one weight."""
         weights = [self._checkpoint.weight(ref) for ref in refs]
         data = weights[0].data if len(weights) == 1 else np.concatenate([weight.data for weight in weights])
-        packed = self._pack(weights[0], data, None)
+        packed = self._pack(refs[0], weights[0], data, None)
         self._finish(refs, weights)
         return packed
 
     def interleaved(self, gate: WeightRef, up: WeightRef) -> _C.Weight:
         """Two matrices of one format and shape as one weight for a gated epilogue."""
         weights = [self._checkpoint.weight(gate), self._checkpoint.weight(up)]
-        packed = self._pack(weights[0], weights[0].data, weights[1].data)
+        packed = self._pack(gate, weights[0], weights[0].data, weights[1].data)
         self._finish((gate, up), weights)
         return packed
 
-    def _pack(self, like: Weight, rows: npt.NDArray[np.uint8], up: npt.NDArray[np.uint8] | None) -> _C.Weight:
-        return _C.pack(self._pool, self._isa, rows, FORMATS[like.format].type_number, like.shape[1], up)
+    def _pack(
+        self, ref: WeightRef, like: Weight, rows: npt.NDArray[np.uint8], up: npt.NDArray[np.uint8] | None
+    ) -> _C.Weight:
+        try:
+            return _C.pack(self._pool, self._isa, rows, FORMATS[like.format].type_number, like.shape[1], up)
+        except ValueError as error:
+            problem = f"{like.format} {list(like.shape)}: {error}"
+            raise ModelFileError(self._checkpoint.path, ref.name, problem) from error
+
+    def done(self) -> None:
+        """Everything that `total_bytes` counted is packed, or stays as it is."""
+        self._report(1.0)
+
+    def _report(self, fraction: float) -> None:
+        if self._progress is not None:
+            self._progress(min(1.0, fraction))
 
     def _finish(self, refs: Sequence[WeightRef], weights: Sequence[Weight]) -> None:
         for ref, weight in zip(refs, weights, strict=True):
             self._done_bytes += weight.data.nbytes
             if ref.name not in self._tables and _is_mapped(weight.data):
                 _C.drop_file_pages(weight.data)
-        if self._progress is not None:
-            self._progress(min(1.0, self._done_bytes / self._total_bytes))
+        self._report(self._done_bytes / self._total_bytes)
 
 
 def _is_mapped(array: npt.NDArray[np.uint8]) -> bool:
