@@ -271,7 +271,7 @@ inline void multiply_rows(const Chunk* chunk, const Product* products, bool scor
   }
 }
 
-// acc += weights * V over the token pairs that hold [lo, hi). A pair cut by a bound is copied with its hidden half zero.
+// acc += weights * V over the token pairs that hold [lo, hi). A pair that a bound cuts is copied, its hidden half zero.
 void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo, int hi, int64_t ahead) {
   const int64_t pair_size = 2 * a->head_dim;
   ProductArgs p = {chunk->weights, v, 0, a->head_dim, chunk->acc, a->head_dim, true, ahead};

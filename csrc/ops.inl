@@ -74,7 +74,8 @@ void norm_quant(const NormArgs* n, int32_t row_begin, int32_t row_end) {
       const int64_t count = a->k - begin < kQuantGroup ? a->k - begin : kQuantGroup;
       f32v y[kGroupVectors];
       scale_group(x + begin, n->gain == nullptr ? nullptr : n->gain + begin, inverse, count, y);
-      for (int i = 0; i < kGroupVectors && n->want_f32; ++i) v_store(a->f32 + row * a->k_pad + begin + i * kLanes, y[i]);
+      float* f32 = a->f32 + row * a->k_pad + begin;
+      for (int i = 0; i < kGroupVectors && n->want_f32; ++i) v_store(f32 + i * kLanes, y[i]);
       if (n->want_q) {
         quantise_group(y, a->q + row * a->k_pad + begin, a->scale + row * groups + g, a->sum + (row * groups + g) * 2);
       }
@@ -137,8 +138,9 @@ void kv_write(const KVWriteArgs* a, int32_t token_begin, int32_t token_end) {
       const float* v_in = a->v + token * a->ldv + h * a->head_dim;
       for (int i = 0; i < a->head_dim; ++i) k[i] = to_bf16(k_in[i]);
       for (int i = 0; i < a->head_dim; ++i) v[i] = to_bf16(v_in[i]);
-      uint16_t* k_out = a->k_cache + block * a->block_stride + h * head_block + offset * 2;
-      uint16_t* v_out = a->v_cache + block * a->block_stride + h * head_block + offset / 2 * a->head_dim * 2 + offset % 2;
+      const int64_t at = block * a->block_stride + h * head_block;
+      uint16_t* k_out = a->k_cache + at + offset * 2;
+      uint16_t* v_out = a->v_cache + at + offset / 2 * a->head_dim * 2 + offset % 2;
       for (int i = 0; i < a->head_dim; i += 2) __builtin_memcpy(k_out + i * a->block_size, k + i, 4);
       for (int i = 0; i < a->head_dim; ++i) v_out[2 * i] = v[i];
     }
@@ -147,7 +149,14 @@ void kv_write(const KVWriteArgs* a, int32_t token_begin, int32_t token_end) {
 
 void softcap(float* x, int64_t count, float cap) {
   const f32v scale = v_set1(cap);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) v_store(x + i, v_mul(scale, v_tanh(v_div(v_load(x + i), scale))));
-  if (i < count) v_store_first(x + i, v_mul(scale, v_tanh(v_div(v_load_first(x + i, count - i, 0.0f), scale))), count - i);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const bool whole = count - i >= kLanes;
+    const f32v v = whole ? v_load(x + i) : v_load_first(x + i, count - i, 0.0f);
+    const f32v capped = v_mul(scale, v_tanh(v_div(v, scale)));
+    if (whole) {
+      v_store(x + i, capped);
+    } else {
+      v_store_first(x + i, capped, count - i);
+    }
+  }
 }

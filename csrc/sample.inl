@@ -1,8 +1,9 @@
 // One row of logits -> one token, its logprob and alternatives, and the row's quality signals.
 //
-// The same steps in the same order as headrace/backend/sampling.py: raw statistics; mask; bias; repetition, presence and
-// frequency penalty; then at temperature 0 the largest logit (ties: the lowest id), else temperature, min_p, top_k,
-// top_p and a draw that walks the kept ids upwards. Sums are double over blocks of kSamplingBlock columns in index order.
+// The same steps in the same order as headrace/backend/sampling.py: raw statistics; mask; bias; repetition, presence
+// and frequency penalty; then at temperature 0 the largest logit (ties: the lowest id), else temperature, min_p, top_k,
+// top_p and a draw that walks the kept ids upwards. Sums are double, over blocks of kSamplingBlock columns in index
+// order.
 //
 // Nothing sorts the vocabulary. A filter is a cut in the order (logit descending, id ascending) where the weight passed
 // reaches a target: weight 1 and target k for top_k, the probability and its share for top_p. The cut is found by a
@@ -66,7 +67,8 @@ RawStatistics raw_statistics(const float* x, int64_t vocab) {
     if (block_max == -kInfinity) continue;
     double block_sum, block_weighted;
     weigh_block(x, begin, end, block_max, &block_sum, &block_weighted);
-    const double shift = block_max > s.max ? static_cast<double>(s.max) - block_max : static_cast<double>(block_max) - s.max;
+    const double gap = static_cast<double>(block_max) - static_cast<double>(s.max);
+    const double shift = gap > 0.0 ? -gap : gap;
     const double factor = __builtin_exp(shift);
     if (block_max > s.max) {
       if (s.sum > 0.0) s.weighted = factor * (s.weighted + shift * s.sum);
@@ -221,18 +223,21 @@ inline float from_ordered_bits(uint32_t key) {
 
 constexpr int kRadixBits = 11;
 
-// Weight of the ids at or above `floor` whose key starts with `prefix`, by the next bits of the key.
-void weigh_bins(const Candidates& c, float floor, uint32_t prefix, int shift, int bits, double* bins) {
+// Weight of the ids in [floor, ceiling] whose key starts with `prefix`, by the next bits of the key. Ids outside add
+// zero: a branch on each would be guessed wrongly half the time.
+void weigh_bins(const Candidates& c, float floor, float ceiling, uint32_t prefix, int shift, int bits, double* bins) {
   __builtin_memset(bins, 0, sizeof(double) << kRadixBits);
-  const f32v low = v_set1(floor);
   const uint64_t bin_mask = (1u << bits) - 1;
   for (int64_t begin = 0; begin < c.vocab; begin += kLanes) {
-    if (v_all_less(load_columns(c.x, begin, c.vocab, -kInfinity), low)) continue;
-    const int64_t end = begin + kLanes < c.vocab ? begin + kLanes : c.vocab;
-    for (int64_t i = begin; i < end; ++i) {
-      const uint64_t key = ordered_bits(c.x[i]);
-      if (c.x[i] < floor || !(c.w[i] > 0.0f) || key >> (shift + bits) != prefix) continue;
-      bins[key >> shift & bin_mask] += c.by_count ? 1.0 : static_cast<double>(c.w[i]);
+    const f32v x = load_columns(c.x, begin, c.vocab, -kInfinity);
+    const f32v w = v_zero_if_less(v_set1(ceiling), x, passed_weights(c, begin, v_set1(floor)));
+    if (!v_any_less(v_zero(), w)) continue;
+    float values[kLanes], weights[kLanes];
+    v_store(values, x);
+    v_store(weights, w);
+    for (int i = 0; i < kLanes; ++i) {
+      const uint64_t key = ordered_bits(values[i]);
+      bins[key >> shift & bin_mask] += key >> (shift + bits) == prefix ? static_cast<double>(weights[i]) : 0.0;
     }
   }
 }
@@ -241,26 +246,31 @@ void weigh_bins(const Candidates& c, float floor, uint32_t prefix, int shift, in
 // `target`. At least one id stays; a target that is never reached puts out none.
 void cut(const Candidates& c, double target) {
   double bins[1 << kRadixBits];
-  const float floor = candidate_floor(c, target);
+  float floor = candidate_floor(c, target), ceiling = c.max;
   double passed = 0.0;
   uint32_t prefix = 0;
   for (int shift = 32; shift > 0;) {
     const int bits = shift > kRadixBits ? kRadixBits : shift;
     shift -= bits;
-    weigh_bins(c, floor, prefix, shift, bits, bins);
+    weigh_bins(c, floor, ceiling, prefix, shift, bits, bins);
     int bin = (1 << bits) - 1;
     while (bin >= 0 && !(bins[bin] > 0.0 && passed + bins[bin] >= target)) passed += bins[bin--];
     if (bin < 0) return;
     prefix = prefix << bits | static_cast<uint32_t>(bin);
+    const float lowest = from_ordered_bits(prefix << shift);
+    const float highest = from_ordered_bits(prefix << shift | ((1u << shift) - 1));
+    floor = lowest > floor ? lowest : floor;
+    ceiling = highest < ceiling ? highest : ceiling;
   }
   const float last = from_ordered_bits(prefix);
   int64_t i = 0;
-  for (bool reached = false; !reached; ++i) {
+  for (bool reached = false; !reached && i < c.vocab; ++i) {  // rounding may leave it unreached: then all of them stay
     if (c.x[i] != last || !(c.w[i] > 0.0f)) continue;
     passed += c.by_count ? 1.0 : static_cast<double>(c.w[i]);
     reached = passed >= target;
   }
-  for (int64_t j = 0; j < c.vocab; ++j) c.w[j] = c.x[j] > last || (c.x[j] == last && j < i) ? c.w[j] : 0.0f;
+  for (int64_t j = 0; j < c.vocab; ++j) c.w[j] = c.x[j] < last ? 0.0f : c.w[j];
+  for (int64_t j = i; j < c.vocab; ++j) c.w[j] = c.x[j] == last ? 0.0f : c.w[j];
 }
 
 // The first id whose cumulative weight exceeds u * total. Rounding may put that beyond the end: then the last kept id.
@@ -364,8 +374,9 @@ void clear_row(const SampleArgs* a, int32_t row, int32_t id, uint8_t status) {
   a->out_ids[row] = id;
   a->out_status[row] = status;
   for (int i = 0; i < 4; ++i) a->out_signals[row * 4 + i] = nan;
-  for (int64_t i = 0; i <= a->max_logprobs; ++i) a->out_logprobs[row * (1 + static_cast<int64_t>(a->max_logprobs)) + i] = nan;
-  for (int64_t i = 0; i < a->max_logprobs; ++i) a->out_top_ids[row * static_cast<int64_t>(a->max_logprobs) + i] = -1;
+  const int64_t k = a->max_logprobs;
+  for (int64_t i = 0; i <= k; ++i) a->out_logprobs[row * (1 + k) + i] = nan;
+  for (int64_t i = 0; i < k; ++i) a->out_top_ids[row * k + i] = -1;
 }
 
 void sample(const SampleArgs* a, int32_t row) {

@@ -162,7 +162,9 @@ inline int32_t v_hmax_i32(i32v a) {
 inline int32_t v_hsum_i32(i32v a) { return a[0] + a[1] + a[2] + a[3]; }
 #else
 #if defined(HEADRACE_ISA_AVX512)
-inline __m256i v_half_i32(i32v a, bool upper) { return upper ? _mm512_extracti64x4_epi64(a, 1) : _mm512_castsi512_si256(a); }
+inline __m256i v_half_i32(i32v a, bool upper) {
+  return upper ? _mm512_extracti64x4_epi64(a, 1) : _mm512_castsi512_si256(a);
+}
 inline __m256i v_fold_max_i32(i32v a) { return _mm256_max_epi32(v_half_i32(a, false), v_half_i32(a, true)); }
 inline __m256i v_fold_sum_i32(i32v a) { return _mm256_add_epi32(v_half_i32(a, false), v_half_i32(a, true)); }
 #else
