@@ -10,16 +10,13 @@ constexpr int kMaxHeadDim = 256;
 inline float sum_of_squares(const float* x, int64_t k) {
   f32v sums[kSumVectors];
   for (int j = 0; j < kSumVectors; ++j) sums[j] = v_zero();
-  int64_t i = 0;
-  for (; i + kSumVectors * kLanes <= k; i += kSumVectors * kLanes) {
+  for (int64_t i = 0; i < k; i += kSumVectors * kLanes) {
+#pragma GCC unroll 4
     for (int j = 0; j < kSumVectors; ++j) {
-      const f32v v = v_load(x + i + j * kLanes);
+      const int64_t at = i + j * kLanes;
+      const f32v v = at + kLanes <= k ? v_load(x + at) : v_load_first(x + at, k - at, 0.0f);
       sums[j] = v_fma(v, v, sums[j]);
     }
-  }
-  for (int j = 0; i < k; i += kLanes, ++j) {
-    const f32v v = k - i < kLanes ? v_load_first(x + i, k - i, 0.0f) : v_load(x + i);
-    sums[j] = v_fma(v, v, sums[j]);
   }
   return v_hsum(v_add(v_add(sums[0], sums[1]), v_add(sums[2], sums[3])));
 }
