@@ -24,7 +24,7 @@ parity: .venv/.test .venv-parity/.installed ## recompute the goldens with transf
 
 wheel: .venv/.test ## a wheel in dist/
 	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation \
-	  --config-settings=build-dir=build/wheel -w dist .
+	  --config-settings=build-dir=dist/.build -w dist .
 
 lock: ## renew the hash-pinned locks from the ranges in pyproject.toml
 	$(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install -q uv

@@ -36,11 +36,7 @@ async def chat(config: Config, own: RunOptions, prompt: str | None) -> int:
 async def _start(engine: AsyncEngine) -> None:
     with ProgressLine() as line:
         await engine.start()
-        ready = asyncio.ensure_future(engine.wait_ready())
-        while not (await asyncio.wait({ready}, timeout=0.1))[0]:
-            status = engine.status()
-            line.report(status.phase or status.state, int(1000 * status.fraction), 1000)
-        ready.result()
+        await engine.wait_ready(line.report_share)
 
 
 async def _converse(chat: "_Chat", model: str) -> None:
@@ -100,7 +96,8 @@ class _Chat:
             tokens = await engine.encode(text)
         else:
             tokens = await engine.encode_chat(self._messages)
-        changes: dict[str, Any] = {"max_tokens": own.max_tokens or engine.max_model_len - len(tokens)}
+        # At least 1, so that a prompt which fills the context is refused by the engine, with both numbers.
+        changes: dict[str, Any] = {"max_tokens": own.max_tokens or max(1, engine.max_model_len - len(tokens))}
         if own.temperature >= 0:
             changes["temperature"] = own.temperature
         if own.top_p >= 0:

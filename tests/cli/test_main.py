@@ -56,7 +56,7 @@ def test_version() -> None:
         (["srve"], "unknown command 'srve' (did you mean serve?)"),
         (["serve", "--prot", "1"], "unknown flag --prot (did you mean --port?)"),
         (["serve", "--port", "x"], "--port: 'x' is not a whole number"),
-        (["serve", "smolm2-135m", "--host", "0.0.0.0"], "API key"),
+        (["serve", "--host", "0.0.0.0"], "set --api-key"),
         (["bench", "--goodput", "ttft=5"], "--goodput"),
         (["bench", "--metric-percentiles", "101"], "--metric-percentiles"),
     ],
