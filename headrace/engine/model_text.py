@@ -13,8 +13,10 @@ from typing import Any
 
 from headrace.base.config import Config
 from headrace.base.errors import RequestError
+from headrace.core.limits import Limits
 from headrace.core.request import SamplingParams
 from headrace.engine.fake_model import fake_tokenizer
+from headrace.model.catalog import find
 from headrace.model.checkpoint import open_checkpoint
 from headrace.text.chat_template import ChatTemplate, template_from_option
 from headrace.text.tokenizer import Tokenizer
@@ -22,6 +24,14 @@ from headrace.text.tokenizer import Tokenizer
 _INLINE_CHARS = 256  # up to here tokenising is done in place
 # Stands for the end of a message that is to be continued; no template writes it by itself.
 _CONTINUE_MARK = "\ufdd0headrace-continue\ufdd1"
+LIMITS = Limits()
+_GGUF_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
 
 
@@ -47,8 +57,10 @@ class ModelText:
                 tokenizer = Tokenizer.from_gguf(checkpoint.metadata, path)
             else:
                 tokenizer = Tokenizer.from_folder(path)
-            declared = checkpoint.metadata.get("generation_config") or {}
-            defaults = sampling_defaults(declared if config.generation_config == "auto" else {})
+            declared = (
+                declared_sampling(config.model, checkpoint.metadata) if config.generation_config == "auto" else {}
+            )
+            defaults = sampling_defaults(declared)
             end_ids = sorted({*tokenizer.eos_token_ids, *checkpoint.config.eos_token_ids})
         finally:
             checkpoint.close()
@@ -98,13 +110,28 @@ class ModelText:
         self._template.close()
 
 
+def declared_sampling(model: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's makers recommend, in generation_config.json's names.
+
+    From generation_config.json, else the `general.sampling.*` keys of a GGUF file, else the catalog's entry.
+    """
+    declared = metadata.get("generation_config")
+    if declared:
+        return dict(declared)
+    found = {name: metadata[key] for key, name in _GGUF_SAMPLING.items() if key in metadata}
+    if found:
+        return found
+    entry = find(model)
+    return dict(entry.sampling) if entry is not None else {}
+
+
 def sampling_defaults(declared: Mapping[str, Any]) -> SamplingParams:
     """The sampling part of a parsed generation_config.json over neutral values; what makes no sense is passed over."""
     bounds = {
-        "temperature": (0.0, 100.0),
+        "temperature": (0.0, LIMITS.max_temperature),
         "top_p": (1e-6, 1.0),
         "min_p": (0.0, 1.0),
-        "repetition_penalty": (0.01, 10.0),
+        "repetition_penalty": (LIMITS.min_repetition_penalty, LIMITS.max_repetition_penalty),
     }
     values: dict[str, Any] = {}
     for name, (low, high) in bounds.items():
@@ -112,7 +139,7 @@ def sampling_defaults(declared: Mapping[str, Any]) -> SamplingParams:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
             values[name] = float(value)
     top_k = declared.get("top_k")
-    if isinstance(top_k, int) and not isinstance(top_k, bool) and top_k > 0:
+    if isinstance(top_k, int) and not isinstance(top_k, bool) and 0 < top_k <= LIMITS.max_count:
         values["top_k"] = top_k
     return SamplingParams(**values)
 

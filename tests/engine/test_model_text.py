@@ -9,7 +9,7 @@ import pytest
 from headrace.base.config import Config
 from headrace.base.errors import RequestError
 from headrace.core.request import SamplingParams
-from headrace.engine.model_text import ModelText, sampling_defaults
+from headrace.engine.model_text import ModelText, declared_sampling, sampling_defaults
 
 
 def test_defaults_come_from_the_folder_and_every_end_token_stops(folder: Path) -> None:
@@ -22,7 +22,7 @@ def test_defaults_come_from_the_folder_and_every_end_token_stops(folder: Path) -
 
 
 def test_nonsense_in_a_generation_config_is_passed_over() -> None:
-    nonsense = {"temperature": "hot", "top_p": 7, "top_k": True, "min_p": None, "repetition_penalty": -1, "x": 1}
+    nonsense = {"temperature": "hot", "top_p": 7, "top_k": 1 << 31, "min_p": None, "repetition_penalty": -1, "x": 1}
     assert sampling_defaults(nonsense) == SamplingParams()
     assert sampling_defaults({"temperature": 0, "top_p": 1}) == SamplingParams(temperature=0.0, top_p=1.0)
 
@@ -57,3 +57,14 @@ def test_a_template_that_leaves_the_last_message_out_cannot_continue_it(folder: 
     with pytest.raises(RequestError, match="cannot continue"):
         asyncio.run(text.encode_chat(two, add_generation_prompt=False, continue_final_message=True))
     text.close()
+
+
+def test_recommended_sampling_comes_from_the_closest_source() -> None:
+    file = {"generation_config": {"temperature": 0.7}, "general.sampling.temp": 0.5}
+    assert declared_sampling("smollm2-135m", file) == {"temperature": 0.7}
+    assert declared_sampling("smollm2-135m", {"general.sampling.temp": 0.5, "general.sampling.top_k": 20}) == {
+        "temperature": 0.5,
+        "top_k": 20,
+    }
+    assert declared_sampling("smollm2-135m", {}) == {"temperature": 0.2, "top_p": 0.9}
+    assert declared_sampling("./some.gguf", {}) == {}
