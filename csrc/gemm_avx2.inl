@@ -113,6 +113,7 @@ __attribute__((noinline)) void core(const CoreArgs& args, int pair) {
   const int8_t* x = a.q;
   const Factor* f = a.factors;
   for (int g = 0; g < a.groups; ++g, group += a.group_bytes, x += 4 * kQuads, f += a.ldf) {
+    if (S != kBytes && pair == 0) prefetch_stream(group + kPrefetchAhead, a.group_bytes);
     __m256i sums[R][2 * P];
 #pragma GCC unroll 4
     for (int part = 0; part < kQuads / kFlush; ++part) {

@@ -54,6 +54,7 @@ __attribute__((noinline)) void core(const uint8_t* group, int groups, const RowB
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
   for (int g = 0; g < groups; ++g, group += kScalesAt + kScaleBytes * (1 + kMin), x += 4 * kQuads, f += rows) {
+    if (kNibbles && row == 0) prefetch_stream(group + kPrefetchAhead, kScalesAt + kScaleBytes * (1 + kMin));
     __m512i acc[R][2][kWays];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {

