@@ -62,7 +62,9 @@ class Config:
     generation_config: str = option(
         "auto", "auto: sampling defaults from generation_config.json; none: neutral ones.", choices=("auto", "none")
     )
-    seed: int = option(0, "Base seed of requests that give none; 0 draws a fresh one per request.", minimum=0)
+    seed: int = option(
+        0, "Base seed of requests that give none; 0 draws a fresh one per request.", minimum=0, maximum=(1 << 63) - 1
+    )
     backend: str = option("cpu", "cpu: own native kernels; fake: a token oracle for tests.", choices=("cpu", "fake"))
     isa: str = option("auto", "Instruction set of the kernels.", choices=("auto", "reference", "avx2", "avx512"))
     threads: int = option(
@@ -235,10 +237,6 @@ def child_environment(**extra: str) -> dict[str, str]:
     """The environment for a child process: ours, native pools of libraries held to one thread, plus `extra`."""
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
     return {**os.environ, **single, "TOKENIZERS_PARALLELISM": "false", **extra}
-
-
-def color_allowed() -> bool:
-    return not os.environ.get("NO_COLOR")
 
 
 def notify_socket() -> str:

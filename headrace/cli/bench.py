@@ -65,8 +65,15 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print(table(result))
         if own.output:
-            Path(own.output).write_text(json.dumps(document, indent=1) + "\n")
+            _write(Path(own.output), document)
     return 0 if result["failed"] == 0 else 1
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise HeadraceError(f"--output {path}: {error.strerror or error}; the result is above") from error
 
 
 async def _measure(own: BenchOptions, api_key: str) -> "Run":

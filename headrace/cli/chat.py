@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from headrace.base.config import Config
 from headrace.base.errors import EngineDeadError, HeadraceError, RequestError
-from headrace.cli.progress import ProgressLine
+from headrace.cli.progress import loading
 from headrace.cli.run import RunOptions
 from headrace.core.request import FinishReason
 from headrace.engine.client import AsyncEngine
@@ -34,9 +34,9 @@ async def chat(config: Config, own: RunOptions, prompt: str | None) -> int:
 
 
 async def _start(engine: AsyncEngine) -> None:
-    with ProgressLine() as line:
+    with loading() as report:
         await engine.start()
-        await engine.wait_ready(line.report_share)
+        await engine.wait_ready(report)
 
 
 async def _converse(chat: "_Chat", model: str) -> None:

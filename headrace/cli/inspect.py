@@ -33,10 +33,12 @@ COMMAND = Command(
 def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
     from headrace.backend.lower import kernel_plan
+    from headrace.cli.cached import say_licence
     from headrace.model.checkpoint import open_checkpoint
     from headrace.model.decoder import build_graph
     from headrace.model.fetch import resolve_model
 
+    say_licence(given.config)
     with ProgressLine() as line:
         path = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report).path
     checkpoint = open_checkpoint(path)

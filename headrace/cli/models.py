@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.base.config import cache_dir
+from headrace.cli.cached import cached
 from headrace.cli.options import Command, NoOptions, read
-from headrace.model.catalog import CATALOG, CatalogEntry
-from headrace.model.fetch import cached_path, is_trusted
-from headrace.model.hub import hub_folder
+from headrace.model.catalog import CATALOG
 
 COMMAND = Command("models", "List the catalog and what is cached where.", NoOptions, config_fields=("cache_dir",))
 
@@ -18,10 +17,10 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{'NAME':<14} {'LICENCE':<11} {'HERE':>8}  DESCRIPTION")
     places: list[tuple[str, Path]] = []
     for entry in CATALOG:
-        place, size = _where(entry, root)
+        place = cached(entry, root)
         if place is not None:
             places.append((entry.name, place))
-        here = f"{size / 1e6:,.0f} MB" if place is not None else "-"
+        here = f"{_size(place) / 1e6:,.0f} MB" if place is not None else "-"
         print(f"{entry.name:<14} {entry.licence:<11} {here:>8}  {entry.description}")
     for name, place in places:
         print(f"\n{name} is at {place}", end="")
@@ -31,12 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _where(entry: CatalogEntry, root: Path) -> tuple[Path | None, int]:
-    if entry.package is not None:
-        path = cached_path(entry, root)
-        return (path, path.stat().st_size) if is_trusted(path, entry.package) else (None, 0)
-    folder = hub_folder(entry.hub)
-    if folder is None:
-        return None, 0
-    blobs = [file for file in (folder / "blobs").rglob("*") if file.is_file()]
-    return folder, sum(file.stat().st_size for file in blobs)
+def _size(place: Path) -> int:
+    """Bytes of a file, or of the blobs in a folder of the hub's cache, to which its snapshots only link."""
+    if place.is_file():
+        return place.stat().st_size
+    return sum(file.stat().st_size for file in (place / "blobs").rglob("*") if file.is_file())

@@ -22,7 +22,7 @@ from headrace.base.errors import ConfigError
 
 E = TypeVar("E")
 
-COMMAND_TABLES = ("run", "bench")
+COMMAND_TABLES = ("run", "bench", "inspect")  # the commands with options of their own
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,17 @@ def _add(group: Any, spec: "dataclasses.Field[Any]", destination: str) -> None:
         group.add_argument(flag(spec.name), dest=destination, action=argparse.BooleanOptionalAction, help=text)
         return
     choices = spec.metadata.get("choices")
-    metavar = "{" + ",".join(map(str, choices)) + "}" if choices else type(spec.default).__name__.upper()
+    metavar = "{" + ",".join(map(str, choices)) + "}" if choices else _kind(spec)
     group.add_argument(flag(spec.name), dest=destination, metavar=metavar, help=text)
+
+
+def _kind(spec: "dataclasses.Field[Any]") -> str:
+    """What a value looks like, in one word: a SIZE may be 512M, a COUNT 8k."""
+    if spec.metadata.get("size"):
+        return "SIZE"
+    if spec.metadata.get("count"):
+        return "COUNT"
+    return {int: "NUMBER", float: "NUMBER", str: "TEXT"}[type(spec.default)]
 
 
 def _check_table(

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
@@ -16,7 +18,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
-        self._last = 0.0
+        self._last = 0.0 if self._terminal else time.monotonic()  # what is quick needs no plain line
         self._drawn = False
 
     def __enter__(self) -> "ProgressLine":
@@ -49,3 +51,15 @@ class ProgressLine:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._drawn = False
+
+
+@contextmanager
+def loading() -> Iterator[Callable[[str, float], None]]:
+    """A line that takes (what, fraction done) while a model loads, and is gone afterwards."""
+    with ProgressLine() as line:
+
+        def report(what: str, fraction: float) -> None:
+            if fraction < 1:  # the end is not worth a line: what comes next is seen anyway
+                line.report(what, int(1000 * fraction), 1000)
+
+        yield report

@@ -1,12 +1,11 @@
 """`headrace pull MODEL`: fetch a model before it is needed."""
 
-import sys
 from collections.abc import Sequence
 
 from headrace.base.config import cache_dir
+from headrace.cli.cached import say_licence
 from headrace.cli.options import Command, NoOptions, Positional, read
 from headrace.cli.progress import ProgressLine
-from headrace.model.catalog import find
 from headrace.model.fetch import resolve_model
 
 COMMAND = Command(
@@ -20,9 +19,7 @@ COMMAND = Command(
 
 def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
-    entry = find(given.config.model)
-    if entry is not None and entry.licence_note:
-        print(entry.licence_note, file=sys.stderr)
+    say_licence(given.config)
     with ProgressLine() as line:
         resolved = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report)
     print(resolved.path)

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     prompt = given.positionals["prompt"]
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read()
+    from headrace.cli.cached import say_licence
     from headrace.cli.chat import chat
 
+    say_licence(given.config)
     return asyncio.run(chat(replace(given.config, self_test=False), given.own, prompt))

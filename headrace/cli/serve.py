@@ -14,6 +14,9 @@ COMMAND = Command(
 
 def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
+    from headrace.cli.cached import say_licence
+    from headrace.cli.progress import loading
     from headrace.server.run import serve
 
-    return serve(given.config)
+    say_licence(given.config)
+    return serve(given.config, loading())

@@ -24,7 +24,7 @@ from headrace.core.request import FinishReason, SamplingParams
 from headrace.engine.checks import check_generation
 from headrace.engine.child import Watch
 from headrace.engine.generation import EngineStatus, GenerationRequest
-from headrace.engine.launch import find_model
+from headrace.engine.launch import Report, find_model
 from headrace.engine.ledger import Generation, Ledger, LiveRequest
 from headrace.engine.messages import Abort, Finish, FromEngine, Gauges, Output, Ready, SelfTest, Step
 from headrace.engine.model_text import ModelText
@@ -38,6 +38,7 @@ Subscriber = Callable[[Sequence[Event]], None]
 
 _MAX_ATTEMPTS = 2
 _STOP_GRACE_S = 5.0
+_REPORT_S = 0.1  # between two reports of a load
 
 
 class AsyncEngine:
@@ -70,12 +71,17 @@ class AsyncEngine:
         """Begins to load and returns; `status` tells how far it is, `wait_ready` waits for the end."""
         self._loading = asyncio.get_running_loop().create_task(self._load())
 
-    async def wait_ready(self) -> None:
-        """Raises the typed error that made loading fail."""
-        if self._loading is None:
-            raise EngineDeadError("the engine was not started", code="engine_stopped")
-        await asyncio.shield(self._loading)
-        await self._supervisor.wait_ready()
+    async def wait_ready(self, report: Report | None = None) -> None:
+        """Raises the typed error that made loading fail. `report` is told now and then how far it is."""
+        ready = asyncio.ensure_future(self._loaded())
+        try:
+            while not (await asyncio.wait({ready}, timeout=_REPORT_S if report else None))[0]:
+                status = self.status()
+                if report is not None:
+                    report(status.phase or status.state, status.fraction)
+            ready.result()
+        finally:
+            ready.cancel()
 
     async def close(self, drain: float = 0.0) -> None:
         """Takes no new requests, lets live ones finish within `drain` seconds, fails the rest, ends the process."""
@@ -197,7 +203,7 @@ class AsyncEngine:
         now_ns = self._clock.now_ns()
         retry_after_s = self._ledger.retry_after_s(request.n, now_ns)
         if retry_after_s is not None:
-            waiting = f"{self._ledger.num_waiting} answers are waiting already, {self._config.max_waiting} may"
+            waiting = f"{self._ledger.num_waiting} answers wait, at most {self._config.max_waiting} may (--max-waiting)"
             raise OverloadedError(f"the queue is full: {waiting}", retry_after=retry_after_s)
         live = LiveRequest(request, now_ns, text.tokenizer)
         self._ledger.enter(live)
@@ -291,6 +297,12 @@ class AsyncEngine:
                 self._fail(live, EngineDeadError(f"the engine died: {reason}", code="engine_died"))
 
     # Small helpers
+
+    async def _loaded(self) -> None:
+        if self._loading is None:
+            raise EngineDeadError("the engine was not started", code="engine_stopped")
+        await asyncio.shield(self._loading)
+        await self._supervisor.wait_ready()
 
     async def _load(self) -> None:
         try:

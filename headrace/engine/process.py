@@ -23,6 +23,7 @@ import zmq
 
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.config import cache_dir
+from headrace.base.logging import configure_logging
 from headrace.engine.launch import Launched, launch
 from headrace.engine.link import BEAT_BYTES, Job, open_socket
 from headrace.engine.messages import Abort, Add, Failed, Finish, FromEngine, Loading, Shutdown, ToEngine
@@ -205,9 +206,7 @@ def main(arguments: list[str]) -> int:
     if not line:
         return 1
     job = msgspec.json.decode(line, type=Job)
-    logging.basicConfig(
-        level=job.config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure_logging(job.config.log_level)
     heart = Heart(given.life, given.beat, SystemClock())
     heart.start()
     try:

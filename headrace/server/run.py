@@ -8,7 +8,6 @@ so that whatever supervises it can act.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import uvicorn
@@ -24,8 +24,10 @@ from starlette.types import ASGIApp
 
 import headrace
 from headrace.base.config import Config, cache_dir, notify_socket
+from headrace.base.logging import configure_logging
 from headrace.core.events import Event, EventKind
 from headrace.engine.client import AsyncEngine
+from headrace.engine.launch import Report
 from headrace.observe.metrics import Metrics
 from headrace.server.answers import cancel
 from headrace.server.app import create_app
@@ -45,29 +47,31 @@ _CLOSE_S = 10.0  # for an engine to end that has nothing left to do
 _CLOSE_LOADING_S = 1.0
 
 
-def serve(config: Config) -> int:
-    """Serves until a signal. Returns the exit status. Raises ConfigError, and what makes a model unloadable."""
+def serve(config: Config, loading: AbstractContextManager[Report | None] | None = None) -> int:
+    """Serves until a signal. Returns the exit status. Raises ConfigError, and what makes a model unloadable.
+
+    `loading` is entered while the model loads, and gives what is told how far that is.
+    """
     listener = listen(config.host, config.port, has_key=bool(parse_keys(config.api_key)))
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure_logging(config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(config, listener).run())
+        return runner.run(_Server(config, listener, loading or nullcontext()).run())
 
 
 class _Http(uvicorn.Server):
     """uvicorn without its signal handlers: `_Server` decides what a signal means."""
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
 
 class _Server:
-    def __init__(self, config: Config, listener: socket.socket) -> None:
+    def __init__(self, config: Config, listener: socket.socket, loading: AbstractContextManager[Report | None]) -> None:
         self._config = config
         self._listener = listener
+        self._loading = loading
         self._name = served_name(config)
         self._url = url_of(listener)
         self._notify_socket = notify_socket()
@@ -105,8 +109,9 @@ class _Server:
         """Returns when the engine is ready or a signal came. Raises the typed error that made loading fail."""
         notify(self._notify_socket, "STATUS=Loading the model")
         print(f"loading {self._name}; {self._url}/readyz shows the progress", flush=True)
-        await engine.start()
-        await _first(engine.wait_ready(), self._stop.wait())
+        with self._loading as report:
+            await engine.start()
+            await _first(engine.wait_ready(report), self._stop.wait())
         if self._stop.is_set():
             return
         self._is_loaded = True
