@@ -83,7 +83,7 @@ def size_kv(groups: tuple[KVGroup, ...], max_position: int, fixed_bytes: int, me
         raise ModelTooLargeError(
             f"the model needs {show_bytes(fixed_bytes)} and its smallest useful KV cache {show_bytes(least)}, but the "
             f"{memory.limited_by} has {show_bytes(memory.available)} free, of which {show_bytes(headroom)} stay free: "
-            "take a smaller model or a stronger quantisation, or give it more memory"
+            f"a model that needs at most {show_bytes(max(0, memory.available - headroom - least))} would fit"
         )
     most = demand.max_num_seqs * -(-wanted // demand.block_size)  # every seat with a full context
     budget, kv_reason = _budget(layout, left, least, memory)

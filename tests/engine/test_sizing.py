@@ -98,7 +98,7 @@ def test_what_does_not_fit_says_what_would() -> None:
         fields = {name: getattr(DEMAND, name) for name in Demand.__slots__}
         size_kv(FULL, 8192, fixed, Memory(GIB, "cgroup"), Demand(**{**fields, **changes}))
 
-    with pytest.raises(ModelTooLargeError, match=r"needs 2 GiB .*cgroup has 1 GiB free.*smaller model"):
+    with pytest.raises(ModelTooLargeError, match=r"needs 2 GiB .*cgroup has 1 GiB free.*at most 954 MiB would fit"):
         size(2 * GIB)
     with pytest.raises(ModelTooLargeError, match=r"at most .* would fit"):
         size(0, kv_cache_memory=2 * GIB)
