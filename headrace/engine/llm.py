@@ -31,6 +31,21 @@ from headrace.engine.model_text import ModelText
 from headrace.engine.wire import add_message
 from headrace.text.tokenizer import Tokenizer
 
+# Fields of Config that mean nothing without a server or an engine process.
+_OF_A_SERVER = frozenset(
+    {
+        "host",
+        "port",
+        "served_model_name",
+        "api_key",
+        "max_waiting",
+        "shutdown_timeout",
+        "keep_alive_interval",
+        "log_level",
+        "self_test",
+    }
+)
+
 Prompt = str | Sequence[int]  # a text, or its token ids
 Message = dict[str, Any]
 
@@ -83,13 +98,14 @@ class _Options:
 
 class LLM:
     def __init__(self, model: str = "", **overrides: Any) -> None:
-        """`model` as for `headrace serve`; `overrides` are fields of Config, such as `max_model_len=2048`.
+        """`model` as for `headrace serve`; `overrides` are fields of Config, such as `max_model_len=2048`, except
+        those of a server.
 
         Loads at once. Raises ConfigError, ModelNotFoundError, FetchError, ModelFileError or ModelTooLargeError.
         """
         if model:
             overrides["model"] = model
-        check_keys(overrides, [spec.name for spec in fields(Config)], "LLM")
+        check_keys(overrides, [spec.name for spec in fields(Config) if spec.name not in _OF_A_SERVER], "LLM")
         self._config = load(Config, overrides, {}, {})
         path = find_model(self._config, _silent)
         self._text = ModelText.load(self._config, path)
@@ -120,7 +136,8 @@ class LLM:
     ) -> list[LLMResult]:
         """Continues each prompt; one result per prompt, in order.
 
-        `params`: one for all, one per prompt, or None for the model's defaults. `stop`: strings that end an answer and
+        `params`: one for all, one per prompt, or None for the model's defaults; given ones are taken as they are, their
+        seed too, so the same call gives the same answers. `stop`: strings that end an answer and
         are not part of it. The model's own end-of-turn tokens end it too unless `ignore_eos`.
         Raises RequestError for a bad argument, ContextLengthError for what does not fit, RequestFailedError.
         """
@@ -168,13 +185,20 @@ class LLM:
         """The defaults with a seed: the configured one, else a fresh one per call."""
         return replace(self._text.defaults, seed=self._config.seed or secrets.randbits(63))
 
+    def _params_of_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> list[SamplingParams]:
+        if isinstance(params, SamplingParams | None):
+            return [params or self._drawn() for _ in range(num_prompts)]
+        return list(params)
+
     def _answer(
         self,
         prompts: list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: _Options,
     ) -> list[LLMResult]:
-        each = [params or self._drawn()] * len(prompts) if isinstance(params, SamplingParams | None) else list(params)
+        each = self._params_of_each(params, len(prompts))
         if len(each) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts were given and {len(each)} params", param="params")
         requests = [self._request(prompt, one, options) for prompt, one in zip(prompts, each, strict=True)]

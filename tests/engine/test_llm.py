@@ -68,6 +68,8 @@ def test_wrong_arguments_are_refused_before_anything_runs(llm: LLM) -> None:
         llm.generate("", GREEDY)
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(backend="fake", max_model_length=5)
+    with pytest.raises(ConfigError, match="LLM: unknown key 'port'"):
+        LLM(backend="fake", port=8000)
 
 
 def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
