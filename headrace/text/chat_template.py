@@ -30,8 +30,8 @@ from headrace.text.chat_messages import prepare_messages, takes_parts
 _WORKER = Path(__file__).with_name("template_worker.py")
 _LENGTH = struct.Struct("<I")
 _NO_TEMPLATE = (
-    "this model has no chat template; start the server with --chat-template (a Jinja file or the template itself), "
-    "or use /v1/completions"
+    "this model has no chat template: give one with --chat-template (a Jinja file or the template itself), or let it "
+    "continue plain text (/v1/completions, headrace run --raw, LLM.generate)"
 )
 
 
