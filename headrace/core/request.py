@@ -84,11 +84,6 @@ class Request:
     def key(self) -> tuple[str, int]:
         return (self.request_id, self.choice)
 
-    def token_at(self, position: int) -> int:
-        if position < len(self.prompt_token_ids):
-            return self.prompt_token_ids[position]
-        return self.output_token_ids[position - len(self.prompt_token_ids)]
-
     def token_range(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of prompt + output."""
         split = len(self.prompt_token_ids)
