@@ -51,7 +51,8 @@ class ClientDisconnectedError(Exception):
 def error_of(error: Exception) -> Error:
     """What a client learns of an exception."""
     if isinstance(error, RequestError):
-        return Error(error.message, error.type, error.param, error.code)
+        code = error.code or ("invalid_value" if error.status == 400 else None)
+        return Error(error.message, error.type, error.param, code)
     return Error("The server failed to handle this request", "server_error", code="internal_error")
 
 

@@ -122,7 +122,8 @@ def test_a_head_that_does_not_come_closes_the_connection(monkeypatch: pytest.Mon
 def test_what_is_no_http_is_refused(data: bytes) -> None:
     async def test() -> None:
         async with serving(FakeEngine()) as port:
-            assert (await ask(port, data)).split(b"\r\n")[0] in (b"HTTP/1.1 400 Bad Request", b"")
+            head, _, body = (await ask(port, data)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["code"] == "invalid_http"
 
     run(test)
 
@@ -132,6 +133,20 @@ def test_a_body_announced_too_large_is_refused_before_it_is_sent() -> None:
         async with serving(FakeEngine()) as port, connected(port) as (reader, writer):
             writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [MAX_HEAD_BYTES - 100, MAX_HEAD_BYTES + 1, 3 * MAX_HEAD_BYTES, 2_000_000])
+def test_a_body_counts_as_no_head_however_it_is_cut_into_reads(size: int) -> None:
+    async def test() -> None:
+        async with serving(FakeEngine(max_model_len=10 * size)) as port, connected(port) as (reader, writer):
+            for turn in range(3):  # on one connection: what one request leaves must not burden the next
+                body = json.dumps({"prompt": "a" * size}).encode()
+                writer.write(post(body).replace(b"connection: close", b"connection: keep-alive"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200"), (turn, head)
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
 
     run(test)
 
