@@ -10,10 +10,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body_bytes: int = 32 * 1024 * 1024
-    max_json_depth: int = 64  # nesting of the body
     max_messages: int = 4096  # in one chat
     max_prompts: int = 128  # in one completions request
     max_prompt_tokens: int = 1 << 20  # given as token ids; the context length is checked as well
+    max_count: int = (1 << 31) - 1  # of tokens, and every token id: what a batch holds
     max_n: int = 128  # choices per prompt
     max_sequences: int = 256  # prompts times choices of one HTTP request
     max_logprobs: int = 20  # most likely alternatives per token
@@ -23,5 +23,6 @@ class Limits:
     max_logit_bias: int = 1024  # entries
     max_logit_bias_value: float = 100.0  # absolute
     max_user_length: int = 512  # characters of `user`, names and ids
+    min_repetition_penalty: float = 0.01  # less would carry logits out of float32
     max_repetition_penalty: float = 10.0
     max_temperature: float = 100.0

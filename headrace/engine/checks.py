@@ -36,13 +36,17 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     _within("max_tokens", params.max_tokens, 0)
     _within("min_tokens", params.min_tokens, 0, params.max_tokens)
     _within("temperature", params.temperature, 0, LIMITS.max_temperature)
-    _within("top_k", params.top_k, 0)
+    _within("top_k", params.top_k, 0, LIMITS.max_count)
     _within("min_p", params.min_p, 0, 1)
     _within("top_p", params.top_p, 0, 1)
-    _within("repetition_penalty", params.repetition_penalty, 0, LIMITS.max_repetition_penalty)
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(params, name) == 0:
-            raise RequestError(f"{name} must be above 0", param=name)
+    if params.top_p == 0:
+        raise RequestError("top_p must be above 0", param="top_p")
+    _within(
+        "repetition_penalty",
+        params.repetition_penalty,
+        LIMITS.min_repetition_penalty,
+        LIMITS.max_repetition_penalty,
+    )
     _within("presence_penalty", params.presence_penalty, -2, 2)
     _within("frequency_penalty", params.frequency_penalty, -2, 2)
     _within("seed", params.seed, 0, _MAX_SEED)

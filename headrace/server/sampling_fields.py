@@ -14,7 +14,7 @@ from headrace.server.service import Service
 
 LIMITS = Limits()
 _MAX_SEED = (1 << 63) - 1
-_MAX_COUNT = (1 << 31) - 1  # of tokens: far above any context
+_MAX_COUNT = LIMITS.max_count
 
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
 PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
@@ -24,7 +24,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=_MAX_COUNT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Repetition = Annotated[float, Meta(gt=0, le=LIMITS.max_repetition_penalty)]
+Repetition = Annotated[float, Meta(ge=LIMITS.min_repetition_penalty, le=LIMITS.max_repetition_penalty)]
 Seed = Annotated[int, Meta(ge=0, le=_MAX_SEED)]
 NumChoices = Annotated[int, Meta(ge=1, le=LIMITS.max_n)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=LIMITS.max_logprobs)]

@@ -251,6 +251,8 @@ def test_what_cannot_be_served_is_refused_before_it_is_sent(shared: SharedEngine
             ask(engine, temperature=float("nan")),
             ask(engine, temperature=-1.0),
             ask(engine, top_p=0.0),
+            ask(engine, top_k=1 << 31),
+            ask(engine, repetition_penalty=1e-9),
             ask(engine, logprobs=1 << 20),
             ask(engine, logit_bias=((engine.vocab_size, 1.0),)),
             ask(engine, seed=1 << 64),
