@@ -77,43 +77,27 @@ RowBlock row_block(const GemmArgs* g, int row, int rows, Factor* factors) {
   return b;
 }
 
-// exp by Cody-Waite reduction and the Taylor series to degree 7 (relative error below 2e-7). No branches, so the
-// compiler vectorises the epilogue loops; a NaN stays NaN.
-inline float exp_clamped(float x) {
-  x = x > 88.0f ? 88.0f : x;
-  x = x < -87.0f ? -87.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits become the rounded integer
-  const float n = shifted - 12582912.0f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.0f / 5040;
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  uint32_t bits;
-  __builtin_memcpy(&bits, &shifted, 4);
-  bits = (bits << 23) + 0x3f800000u;
-  float power;
-  __builtin_memcpy(&power, &bits, 4);
-  return p * power;
+// y * sigmoid(y). The exponent is held where e^x would overflow; a NaN stays one.
+inline f32v silu(f32v y) {
+  const f32v e = v_exp(v_min(v_set1(87.0f), v_sub(v_zero(), y)));
+  return v_div(y, v_add(v_set1(1.0f), e));
 }
 
-inline float silu(float y) { return y / (1.0f + exp_clamped(-y)); }
-
-// The tanh form of GELU, as y * sigmoid(2 u).
-inline float gelu_tanh(float y) {
-  const float u = 0.7978845608f * (y + 0.044715f * y * y * y);
-  return y / (1.0f + exp_clamped(-2.0f * u));
+// The tanh form of GELU, as y * sigmoid(2 u) with u = sqrt(2 / pi) (y + 0.044715 y^3).
+inline f32v gelu_tanh(f32v y) {
+  const f32v cube = v_mul(v_mul(y, y), v_mul(y, v_set1(0.044715f)));
+  const f32v e = v_exp(v_min(v_set1(87.0f), v_mul(v_add(y, cube), v_set1(-2.0f * 0.7978845608f))));
+  return v_div(y, v_add(v_set1(1.0f), e));
 }
 
 template <bool kGelu>
 inline void finish_gated_row(const float* y, float* out, int count) {
-  float gated[kPanel / 2];
-  for (int j = 0; j < kPanel / 2; ++j) gated[j] = (kGelu ? gelu_tanh(y[j]) : silu(y[j])) * y[kPanel / 2 + j];
-  for (int j = 0; j < count; ++j) out[j] = gated[j];
+  for (int j = 0; j < kPanel / 2; j += kLanes) {
+    const f32v gate = v_load(y + j);
+    const f32v gated = v_mul(kGelu ? gelu_tanh(gate) : silu(gate), v_load(y + kPanel / 2 + j));
+    if (count - j >= kLanes) v_store(out + j, gated);
+    else if (count > j) v_store_first(out + j, gated, count - j);
+  }
 }
 
 inline void finish_row(int epilogue, const float* y, float* out, int count) {
