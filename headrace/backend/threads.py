@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from headrace.base.cgroup import cgroups, read_text
+
 
 def default_threads(root: Path = Path("/")) -> int:
     """At least 1. `root` is where proc and sys lie."""
@@ -21,48 +23,27 @@ def physical_cores(root: Path, cpus: set[int]) -> int:
     cores = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        cores.add(_read(path) or str(cpu))
+        cores.add(read_text(path) or str(cpu))
     return len(cores)
 
 
 def cpu_quotas(root: Path) -> Iterator[float]:
-    """CPUs granted by the cgroup of this process and by each of its ancestors, v2 or v1."""
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        for folder in _ancestors(base, path):
-            quota = _v1_quota(folder) if controllers else _v2_quota(folder)
-            if quota is not None:
-                yield quota
-
-
-def _ancestors(base: Path, path: str) -> Iterator[Path]:
-    """The cgroup's folder and those above it. In a container the path may not exist below the mount: then the mount."""
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for count in range(len(parts), -1, -1):
-        folder = base.joinpath(*parts[:count])
-        if folder.is_dir():
-            yield folder
+    """CPUs granted by the cgroup of this process and by each of its ancestors."""
+    for folder, version in cgroups(root, "cpu"):
+        quota = _v1_quota(folder) if version == 1 else _v2_quota(folder)
+        if quota is not None:
+            yield quota
 
 
 def _v2_quota(folder: Path) -> float | None:
-    fields = (_read(folder / "cpu.max") or "").split()
+    fields = (read_text(folder / "cpu.max") or "").split()
     if len(fields) != 2 or fields[0] == "max":
         return None
     return int(fields[0]) / int(fields[1])
 
 
 def _v1_quota(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
     if not quota or not period or int(quota) <= 0:
         return None
     return int(quota) / int(period)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

@@ -7,7 +7,13 @@ A cgroup counts the page cache of files as used; what the kernel can take back f
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.base.cgroup import cgroups, read_text
+
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number near 2**63
+_NAMES = {  # by version: limit, usage, and of the usage what can be taken back
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +41,9 @@ def _machine_available(root: Path) -> int:
 
 def _cgroup_available(root: Path) -> list[int]:
     """What each limited cgroup from ours up to the top has left."""
-    found: list[int] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-                found += _walk(root / mount, path, ("memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found += _walk(root / "sys/fs/cgroup/memory", path, names)
-    return found
-
-
-def _walk(mount: Path, path: str, names: tuple[str, str, str]) -> list[int]:
-    """A limit anywhere above binds too. In a container the path may not exist: then the mount's root counts."""
-    limit_name, usage_name, reclaimable = names
-    parts = [part for part in path.split("/") if part and part != ".."]
     left = []
-    for depth in range(len(parts), -1, -1):
-        folder = mount.joinpath(*parts[:depth])
+    for folder, version in cgroups(root, "memory"):
+        limit_name, usage_name, reclaimable = _NAMES[version]
         limit, usage = _number(folder / limit_name), _number(folder / usage_name)
         if limit is not None and usage is not None and limit < _UNLIMITED:
             left.append(max(0, limit - usage + _statistic(folder / "memory.stat", reclaimable)))
@@ -63,23 +52,16 @@ def _walk(mount: Path, path: str, names: tuple[str, str, str]) -> list[int]:
 
 def _number(path: Path) -> int | None:
     """None where the file is missing or says "max"."""
-    lines = _lines(path)
-    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+    text = read_text(path) or ""
+    return int(text) if text.isdigit() else None
 
 
 def _statistic(path: Path, name: str) -> int:
-    for line in _lines(path):
+    for line in (read_text(path) or "").splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdigit():
             return int(value)
     return 0
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def show_bytes(count: int) -> str:
