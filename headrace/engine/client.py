@@ -54,7 +54,7 @@ class AsyncEngine:
         self._clock = clock or SystemClock()
         self._recorder = EventRecorder("api", 0)
         self._subscribers: list[Subscriber] = []
-        self._ledger = Ledger(Admission(config.max_waiting), config.max_num_seqs)
+        self._ledger = Ledger(Admission(config.max_waiting))
         self._supervisor = Supervisor(
             config, Listener(self._on_message, self._on_death), restart_policy or RestartPolicy(), watch or Watch()
         )
@@ -241,6 +241,7 @@ class AsyncEngine:
             self._on_step(message)
         elif isinstance(message, Ready):
             self._ready = message
+            self._ledger.num_seats = message.max_num_seqs
             self._gauges = Gauges(0, 0, 0, message.num_blocks)
             self._publish(EventKind.ENGINE_READY)
             for live in self._ledger:

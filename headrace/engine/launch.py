@@ -72,7 +72,7 @@ def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report)
         num_kv_tokens=sizes.num_kv_tokens,
         block_size=spec.block_size,
         vocab_size=spec.vocab_size,
-        summary={**built.summary, **_size_summary(config, sizes)},
+        summary={**built.summary, **_size_summary(config, sizes, scheduler.max_num_seqs)},
         num_blocks=sum(spec.num_blocks),
     )
     return Launched(Engine(scheduler, backend, clock), recorder, ready, built.identity)
@@ -182,11 +182,11 @@ def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size:
     )
 
 
-def _size_summary(config: Config, sizes: Sizes) -> dict[str, str]:
+def _size_summary(config: Config, sizes: Sizes, max_num_seqs: int) -> dict[str, str]:
     held = f"{show_bytes(sizes.kv_bytes)} for {sizes.num_kv_tokens:,} tokens in blocks of {config.block_size}"
     reuse = "equal prefixes are reused" if config.enable_prefix_caching else "no prefix reuse"
     return {
         "KV cache": f"{held}; {reuse} ({sizes.kv_reason})",
         "context": f"{sizes.max_model_len:,} tokens ({sizes.context_reason})",
-        "step": f"up to {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens",
+        "step": f"up to {max_num_seqs} sequences and {config.max_num_batched_tokens} tokens",
     }

@@ -66,12 +66,12 @@ class LiveRequest:
 
 
 class Ledger:
-    def __init__(self, admission: Admission, max_num_seqs: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._max_num_seqs = max_num_seqs
         self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self.num_seats = 0  # choices that may run at once, which the engine says
         self.num_waiting = 0  # choices that wait
         self.num_open = 0  # choices that wait or run
 
@@ -91,7 +91,7 @@ class Ledger:
         Choices that find a free seat will not wait: only those beyond the seats count against the bound.
         """
         num_running = self.num_open - self.num_waiting
-        free_seats = max(0, self._max_num_seqs - num_running)
+        free_seats = max(0, self.num_seats - num_running)
         decision = self._admission.decide(self.num_waiting - free_seats, num_new, now_ns)
         return None if decision.admitted else decision.retry_after_s
 
