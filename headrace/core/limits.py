@@ -26,3 +26,6 @@ class Limits:
     min_repetition_penalty: float = 0.01  # less would carry logits out of float32
     max_repetition_penalty: float = 10.0
     max_temperature: float = 100.0
+
+
+LIMITS = Limits()

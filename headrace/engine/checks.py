@@ -7,11 +7,10 @@ that they let through is still refused, so that a second surface cannot open a h
 import math
 
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.core.limits import Limits
+from headrace.core.limits import LIMITS
 from headrace.core.request import SamplingParams
 from headrace.engine.generation import GenerationRequest
 
-LIMITS = Limits()
 _MAX_SEED = (1 << 64) - 1
 
 

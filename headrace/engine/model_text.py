@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.base.config import Config
 from headrace.base.errors import RequestError
-from headrace.core.limits import Limits
+from headrace.core.limits import LIMITS
 from headrace.core.request import SamplingParams
 from headrace.engine.fake_model import fake_tokenizer
 from headrace.model.catalog import find
@@ -24,7 +24,6 @@ from headrace.text.tokenizer import Tokenizer
 _INLINE_CHARS = 256  # up to here tokenising is done in place
 # Stands for the end of a message that is to be continued; no template writes it by itself.
 _CONTINUE_MARK = "\ufdd0headrace-continue\ufdd1"
-LIMITS = Limits()
 _GGUF_SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 import headrace
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.config import Config
+from headrace.core.limits import LIMITS
 from headrace.observe.metrics import Metrics
 from headrace.server import openai_chat, openai_completions, openai_models, operations, tokenize
 from headrace.server.auth import Auth, parse_keys
@@ -26,7 +27,6 @@ from headrace.server.context import BodyLimit, RequestContext
 from headrace.server.errors import ErrorBoundary, http_exception
 from headrace.server.lifecycle import Lifecycle
 from headrace.server.openapi import Endpoint, document
-from headrace.server.sampling_fields import LIMITS
 from headrace.server.service import Engine, Service, served_name
 
 _BODY_TIMEOUT_S = 60.0

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from headrace.base.errors import RequestError
+from headrace.core.limits import LIMITS
 from headrace.server.fields import check_refused, honoured, ignored, refused
-from headrace.server.sampling_fields import LIMITS
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

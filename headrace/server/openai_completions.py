@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from headrace.base.errors import RequestError
+from headrace.core.limits import LIMITS
 from headrace.core.request import FinishReason
 from headrace.engine.generation import Delta, GenerationRequest, TokenInfo
 from headrace.server.answers import Answer, Counter, Indexed, Usage, collect, start, while_connected
@@ -23,7 +24,6 @@ from headrace.server.errors import json_response
 from headrace.server.fields import decode, honoured, ignored, refused
 from headrace.server.legacy_logprobs import CompletionLogprobs, LegacyLogprobs
 from headrace.server.sampling_fields import (
-    LIMITS,
     Count,
     NumChoices,
     NumLogprobs,

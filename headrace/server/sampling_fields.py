@@ -7,12 +7,11 @@ import msgspec
 from msgspec import Meta
 
 from headrace.base.errors import RequestError
-from headrace.core.limits import Limits
+from headrace.core.limits import LIMITS
 from headrace.core.request import SamplingParams
 from headrace.server.fields import honoured, ignored, refused
 from headrace.server.service import Service
 
-LIMITS = Limits()
 _MAX_SEED = (1 << 63) - 1
 _MAX_COUNT = LIMITS.max_count
 

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.base.errors import RequestError
+from headrace.core.limits import LIMITS
 from headrace.server.answers import while_connected
 from headrace.server.chat_messages import Messages, template_messages
 from headrace.server.context import read_body
 from headrace.server.errors import json_response
 from headrace.server.fields import decode, honoured, refused
 from headrace.server.openai_chat import template_options
-from headrace.server.sampling_fields import LIMITS, TokenId
+from headrace.server.sampling_fields import TokenId
 from headrace.server.service import Service
 
 
