@@ -2,6 +2,7 @@
 """Native kernels of the CPU backend (docs/kernels.md)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ class Kernels:
     def gate(
         self, gate: NDArray[numpy.float32], up: NDArray[numpy.float32], out: NDArray[numpy.float32], epilogue: int
     ) -> None: ...
-    def sample(self, logits: NDArray[numpy.float32], batch: object, max_logprobs: int) -> tuple: ...
+    def sample(self, logits: NDArray[numpy.float32], batch: object, max_logprobs: int) -> tuple[Any, ...]: ...
 
 class Pool:
     """Worker threads; the caller is worker 0."""
@@ -203,10 +204,11 @@ class Tape:
         input_ids: NDArray[numpy.int32],
         mask_bits: object | None,
         max_logprobs: int,
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         """
-        One step: (token_ids [R], logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [R], finite [T],
-        nanoseconds per label). Raises ValueError or TypeError naming the array that is wrong.
+        One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted [S],
+        logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError or
+        TypeError naming the array that is wrong.
         """
 
     @property
