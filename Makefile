@@ -9,7 +9,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(shell find csrc -type f 2>/dev/null)
 serve: .venv/.built ## install, fetch the default model, serve it
 	$(BIN)/headrace serve $(MODEL)
 
-test: check ## everything that needs no PyTorch: lint, types, layers, unit, simulation, native, goldens, http
+test: check ## everything that needs no PyTorch: lint, types, layers, kernels, unit, simulation, goldens, http
+	$(BIN)/python scripts/check_spills.py build
 	$(BIN)/pytest
 
 check: .venv/.test ## the fast part: lint, types, layers
