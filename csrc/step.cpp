@@ -80,7 +80,8 @@ void read_inputs(StepInfo* step, nb::handle batch, const Array<const int32_t>& i
   step->num_rows = static_cast<int32_t>(rows.shape(0));
   step->output_rows = rows.data();
   for (int32_t r = 0; r < step->num_rows; ++r) {
-    require(rows.data()[r] >= 0 && rows.data()[r] < step->num_tokens, "output_rows: beyond the tokens");
+    require(rows.data()[r] > (r == 0 ? -1 : rows.data()[r - 1]), "output_rows: not ascending");
+    require(rows.data()[r] < step->num_tokens, "output_rows: beyond the tokens");
   }
   const Array<const int32_t> embed_rows = array_of<int32_t>(batch, "embed_rows", 1);
   const Array<const float> embeds = array_of<float>(batch, "embeds", 2);
@@ -90,6 +91,35 @@ void read_inputs(StepInfo* step, nb::handle batch, const Array<const int32_t>& i
   const bool wide = step->num_embeds == 0 || (static_cast<int32_t>(embeds.shape(0)) == step->num_embeds &&
                                               static_cast<int32_t>(embeds.shape(1)) == tape.hidden());
   require(wide, "embeds: not one row of the hidden size for each of embed_rows");
+}
+
+// What each sequence gets of its rows: tokens chosen, in CSR form, and one status.
+struct PerSequence {
+  std::vector<int32_t> tokens;
+  int32_t* cu_tokens;    // [S + 1]
+  int32_t* num_accepted; // [S] drafts accepted: all tokens but the last
+  uint8_t* status;       // [S]
+};
+
+constexpr uint8_t kSampleFlag = 1, kNonFinite = 1;
+
+void gather(const StepInfo& step, PerSequence* out) {
+  int32_t row = 0;
+  for (int32_t s = 0; s < step.num_seqs; ++s) {
+    // A prompt's middle chunk has no row to show it, but what is not finite must not enter the prefix index.
+    for (int32_t t = step.cu_seqlens_q[s]; t < step.cu_seqlens_q[s + 1]; ++t) {
+      if (step.finite[t] == 0) out->status[s] |= kNonFinite;
+    }
+    for (; row < step.num_rows && step.output_rows[row] < step.cu_seqlens_q[s + 1]; ++row) {
+      out->status[s] |= step.sample.out_status[row];
+      const bool chosen = (step.sample.flags[row] & kSampleFlag) != 0 && step.sample.out_status[row] == 0;
+      if (chosen) out->tokens.push_back(step.sample.out_ids[row]);
+      else step.sample.out_ids[row] = -1;
+    }
+    const int32_t count = static_cast<int32_t>(out->tokens.size());
+    out->cu_tokens[s + 1] = count;
+    out->num_accepted[s] = std::max(0, count - out->cu_tokens[s] - 1);
+  }
 }
 
 }  // namespace
@@ -102,22 +132,31 @@ nb::tuple run_step(Tape& tape, const std::vector<std::shared_ptr<KVCache>>& cach
   read_inputs(&step, batch, input_ids, tape);
   read_groups(&step, batch, tape, caches);
   require(step.num_tokens <= tape.max_tokens() && step.num_rows <= tape.max_rows(), "the step is larger than the tape");
-  const size_t rows = step.num_rows, k = max_logprobs;
+  const size_t rows = step.num_rows, seqs = step.num_seqs, k = max_logprobs;
   SampleOutputs out = {};
   out.max_logprobs = max_logprobs;
   nb::object ids = new_array<int32_t>({rows}, &out.ids), logprobs = new_array<float>({rows, 1 + k}, &out.logprobs);
   nb::object top_ids = new_array<int32_t>({rows, k}, &out.top_ids), signals = new_array<float>({rows, 4}, &out.signals);
-  nb::object status = new_array<uint8_t>({rows}, &out.status);
-  nb::object finite = new_array<uint8_t>({static_cast<size_t>(step.num_tokens)}, &step.finite);
+  std::vector<uint8_t> row_status(rows), finite(step.num_tokens);
+  out.status = row_status.data();
+  step.finite = finite.data();
   step.sample = sample_args(batch, mask_bits, static_cast<int64_t>(rows), tape.vocab(), out);
+  PerSequence sequences = {};
+  nb::object cu_tokens = new_array<int32_t>({seqs + 1}, &sequences.cu_tokens);
+  nb::object num_accepted = new_array<int32_t>({seqs}, &sequences.num_accepted);
+  nb::object status = new_array<uint8_t>({seqs}, &sequences.status);
   {
     nb::gil_scoped_release released;
     tape.run(step);
+    gather(step, &sequences);
   }
+  int32_t* tokens;
+  nb::object token_ids = new_array<int32_t>({sequences.tokens.size()}, &tokens);
+  std::copy(sequences.tokens.begin(), sequences.tokens.end(), tokens);
   int64_t* ns;
   nb::object phase_ns = new_array<int64_t>({tape.labels().size()}, &ns);
   std::copy(tape.label_ns().begin(), tape.label_ns().end(), ns);
-  return nb::make_tuple(ids, logprobs, top_ids, signals, status, finite, phase_ns);
+  return nb::make_tuple(ids, token_ids, cu_tokens, num_accepted, logprobs, top_ids, signals, status, phase_ns);
 }
 
 }  // namespace headrace

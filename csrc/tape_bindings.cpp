@@ -247,8 +247,9 @@ void bind_tape(nb::module_& m) {
       .def("sample", [](Tape& tape, const SharedMatrix& x) { add_plain(tape, Kind::kSample, x, 0, true); })
       .def("run", &run_step, nb::arg("caches"), nb::arg("batch"), nb::arg("input_ids").noconvert(), nb::arg("mask_bits").none(),
            nb::arg("max_logprobs"),
-           "One step: (token_ids [R], logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [R], finite [T],\n"
-           "nanoseconds per label). Raises ValueError or TypeError naming the array that is wrong.")
+           "One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted [S],\n"
+           "logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError or\n"
+           "TypeError naming the array that is wrong.")
       .def_prop_ro("labels", &Tape::labels)
       .def_prop_ro("num_records", &Tape::num_records)
       .def_prop_ro("num_phases", [](const Tape& tape) { return static_cast<const Program&>(tape).num_phases(); });

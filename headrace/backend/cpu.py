@@ -7,7 +7,6 @@ threads; it knows no requests. A step that contradicts itself raises BatchError 
 whose numbers are not finite gets a status and disturbs no other.
 """
 
-import dataclasses
 from collections import deque
 
 import numpy as np
@@ -20,12 +19,13 @@ from headrace.backend.threads import default_threads
 from headrace.backend.weights import Progress, WeightPacker
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.errors import ConfigError, HeadraceError
-from headrace.core.batch import I32, Batch, BatchError, OutputFlag, RowStatus, StepResult
+from headrace.core.batch import I32, Batch, BatchError, OutputFlag, StepResult
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.graph import Graph
 from headrace.model.planner import measure_graph
 
 MAX_IN_FLIGHT = 2
+_NO_HIDDEN = np.empty((0, 0), np.float32)
 _UNKNOWN_FLAGS = OutputFlag.HIDDEN | OutputFlag.VERIFY
 
 
@@ -109,7 +109,22 @@ class CpuBackend:
             outputs = self.tape.run(self.caches, batch, input_ids, masks, max_logprobs)
         except (ValueError, TypeError, IndexError) as error:
             raise BatchError(f"step {batch.step_id}: {error}") from error
-        return self._result(batch, _Outputs(*outputs), started_ns)
+        rows, tokens, cu_tokens, accepted, logprobs, top_ids, signals, status, phase_ns = outputs
+        self._previous_rows = rows
+        return StepResult(
+            step_id=batch.step_id,
+            token_ids=tokens,
+            cu_tokens=cu_tokens,
+            num_accepted=accepted,
+            logprobs=logprobs,
+            top_ids=top_ids,
+            signals=signals,
+            status=status,
+            hidden=_NO_HIDDEN,
+            started_ns=started_ns,
+            ended_ns=self._clock.now_ns(),
+            phase_ns=phase_ns,
+        )
 
     def read_blocks(self, group: int, ids: npt.NDArray[np.int32]) -> bytes:
         """Whole blocks, one after another: for each layer of the group its keys, then its values, bf16."""
@@ -134,44 +149,3 @@ class CpuBackend:
         input_ids = batch.input_ids.copy()
         input_ids[pending] = self._previous_rows[rows]
         return input_ids
-
-    def _result(self, batch: Batch, out: "_Outputs", started_ns: int) -> StepResult:
-        """Gathers rows into sequences."""
-        owners = np.searchsorted(batch.cu_seqlens_q, batch.output_rows, side="right") - 1
-        samples = (batch.output_flags & np.uint8(OutputFlag.SAMPLE)) != 0
-        chosen = samples & (out.status == RowStatus.OK)
-        self._previous_rows = np.where(chosen, out.token_ids, np.int32(-1))
-        counts = np.bincount(owners[chosen], minlength=batch.num_seqs).astype(np.int32)
-        cu_tokens = np.zeros(batch.num_seqs + 1, np.int32)
-        np.cumsum(counts, out=cu_tokens[1:])
-        # A prompt's middle chunk has no row to show it, but what is not finite must not enter the prefix index.
-        finite = np.minimum.reduceat(out.finite, batch.cu_seqlens_q[:-1])
-        status = np.where(finite == 1, np.uint8(RowStatus.OK), np.uint8(RowStatus.NON_FINITE))
-        np.bitwise_or.at(status, owners, out.status)
-        return StepResult(
-            step_id=batch.step_id,
-            token_ids=out.token_ids[chosen],
-            cu_tokens=cu_tokens,
-            num_accepted=np.maximum(counts - 1, 0),
-            logprobs=out.logprobs,
-            top_ids=out.top_ids,
-            signals=out.signals,
-            status=status,
-            hidden=np.empty((0, 0), np.float32),
-            started_ns=started_ns,
-            ended_ns=self._clock.now_ns(),
-            phase_ns=out.phase_ns,
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Outputs:
-    """What the native step gives, in its order."""
-
-    token_ids: I32
-    logprobs: npt.NDArray[np.float32]
-    top_ids: I32
-    signals: npt.NDArray[np.float32]
-    status: npt.NDArray[np.uint8]  # per row
-    finite: npt.NDArray[np.uint8]  # per token
-    phase_ns: npt.NDArray[np.int64]

@@ -185,6 +185,10 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "three position components": ("positions", lambda b: {"positions": np.repeat(b.positions, 3, axis=0)}),
     "a length below its tokens": ("seq_lens", lambda b: {"seq_lens": b.seq_lens - 10}),
     "bounds that end early": ("cu_seqlens_q", lambda b: {"cu_seqlens_q": b.cu_seqlens_q - np.int32([0, 1])}),
+    "output rows that descend": (
+        "not one entry an output row|output_rows",
+        lambda b: {"output_rows": np.array([5, 5], np.int32)},
+    ),
     "an output row beyond": ("output_rows", lambda b: {"output_rows": b.output_rows + 100}),
     "a mask that is not there": ("mask_row", lambda b: {"mask_row": np.ones_like(b.mask_row)}),
     "a wrong dtype": ("seq_lens", lambda b: {"seq_lens": b.seq_lens.astype(np.int64)}),
