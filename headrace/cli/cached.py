@@ -17,6 +17,13 @@ def cached(entry: CatalogEntry, root: Path) -> Path | None:
     return path if is_trusted(path, entry.package) else None
 
 
+def bytes_of(place: Path) -> int:
+    """Bytes of a file, or of the blobs in a folder of the hub's cache, to which its snapshots only link."""
+    if place.is_file():
+        return place.stat().st_size
+    return sum(file.stat().st_size for file in (place / "blobs").rglob("*") if file.is_file())
+
+
 def say_licence(config: Config) -> None:
     """Prints the licence note of a catalog model that is about to be fetched."""
     entry = find(config.model)

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from headrace.base.config import Config
-from headrace.base.errors import EngineDeadError, HeadraceError, RequestError
+from headrace.base.errors import RequestError
 from headrace.cli.progress import loading
 from headrace.cli.run import RunOptions
 from headrace.core.request import FinishReason
@@ -81,8 +81,6 @@ class _Chat:
         try:
             request = await self._request(text)
             shown = await self._stream(request)
-        except EngineDeadError as error:
-            raise HeadraceError(f"the engine died: {error}") from error
         except RequestError as error:
             self._messages.pop()
             print(f"error: {error}", file=sys.stderr)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.base.config import cache_dir
-from headrace.cli.cached import cached
+from headrace.cli.cached import bytes_of, cached
 from headrace.cli.options import Command, NoOptions, read
 from headrace.model.catalog import CATALOG
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
         place = cached(entry, root)
         if place is not None:
             places.append((entry.name, place))
-        here = f"{_size(place) / 1e6:,.0f} MB" if place is not None else "-"
+        here = f"{bytes_of(place) / 1e6:,.0f} MB" if place is not None else "-"
         print(f"{entry.name:<14} {entry.licence:<11} {here:>8}  {entry.description}")
     for name, place in places:
         print(f"\n{name} is at {place}", end="")
@@ -28,10 +28,3 @@ def main(arguments: Sequence[str]) -> int:
         "\n\nMODEL can also be a path (GGUF file or Hugging Face folder) or a hub id (owner/name, owner/name:Q4_K_M)."
     )
     return 0
-
-
-def _size(place: Path) -> int:
-    """Bytes of a file, or of the blobs in a folder of the hub's cache, to which its snapshots only link."""
-    if place.is_file():
-        return place.stat().st_size
-    return sum(file.stat().st_size for file in (place / "blobs").rglob("*") if file.is_file())

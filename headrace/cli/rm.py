@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.base.config import cache_dir
 from headrace.base.errors import ModelNotFoundError
+from headrace.cli.cached import bytes_of
 from headrace.cli.options import Command, NoOptions, Positional, read
 from headrace.model.catalog import find
 from headrace.model.fetch import remove_catalog
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = hub_folder(repo)
         freed = 0
         if folder is not None:
-            freed = sum(file.stat().st_size for file in (folder / "blobs").rglob("*") if file.is_file())
+            freed = bytes_of(folder)
             shutil.rmtree(folder)
     if freed == 0:
         print(f"{name} is not here", file=sys.stderr)
