@@ -52,7 +52,7 @@ class Config:
         1024, "Most requests waiting; more are refused with 503 and retry-after.", count=True, minimum=0
     )
     block_size: int = option(32, "KV cache tokens per block.", choices=(16, 32))
-    kv_cache_memory: int = option(
+    kv_cache_memory_bytes: int = option(
         0, "Bytes of KV cache; 0: a safe share of what the machine or cgroup has free.", size=True, minimum=0
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV cache of equal prompt prefixes.")
@@ -192,10 +192,10 @@ def _expected(kind: type, metadata: Mapping[str, Any]) -> str:
 def read_toml(path: str) -> dict[str, Any]:
     """The configuration file. Raises ConfigError naming the file."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
 
 

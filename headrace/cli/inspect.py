@@ -6,10 +6,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from headrace.base.config import cache_dir, option
+from headrace.base.errors import ModelTooLargeError
 from headrace.cli.options import Command, Positional, read
 from headrace.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from headrace.base.config import Config
     from headrace.model.config import ModelConfig
     from headrace.model.graph import Graph, Op
 
@@ -26,7 +28,7 @@ COMMAND = Command(
     "Show a model's graph, parameters, bytes and operations per token, quantisation, kernels and memory plan.",
     InspectOptions,
     (Positional("model", "catalog name, path or hub id; smollm2-135m when absent"),),
-    ("model", "cache_dir", "isa", "block_size", "max_model_len"),
+    ("model", "cache_dir", "isa", "block_size", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes"),
 )
 
 
@@ -46,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         graph = build_graph(checkpoint.config, checkpoint)
         print("\n".join(_model_lines(checkpoint.config, path)))
         print("\n".join(_size_lines(graph, checkpoint.config, given.config.block_size)))
+        print("\n".join(_plan_lines(given.config, checkpoint.config, graph)))
         print("\ngraph")
         print("\n".join(_graph_lines(graph, kernel_plan(graph, given.config.isa), given.own.full)))
     finally:
@@ -85,6 +88,19 @@ def _size_lines(graph: "Graph", config: "ModelConfig", block_size: int) -> Itera
         if tokens <= config.max_position:
             held = kv_bytes(graph.kv_groups, tokens, block_size)
             yield f"memory plan   {held / 1e6:,.1f} MB of KV cache for a context of {tokens:,} tokens"
+
+
+def _plan_lines(settings: "Config", config: "ModelConfig", graph: "Graph") -> Iterator[str]:
+    """What `headrace serve` would give the model here and now."""
+    from headrace.engine.launch import plan_memory, size_summary
+
+    try:
+        sizes = plan_memory(settings, config, graph)
+    except ModelTooLargeError as error:
+        yield f"here          {error}"
+        return
+    for label, text in size_summary(settings, sizes, settings.max_num_seqs).items():
+        yield f"{'here: ' + label:<13} {text}"
 
 
 def _graph_lines(graph: "Graph", kernels: "Sequence[str]", full: bool) -> Iterator[str]:

@@ -25,6 +25,7 @@ from headrace.engine.sizing import Demand, Sizes, size_kv
 
 if TYPE_CHECKING:
     from headrace.model.config import ModelConfig
+    from headrace.model.graph import Graph
     from headrace.model.planner import ModelSize
 
 Report = Callable[[str, float], None]  # what loading is doing, and the fraction done
@@ -72,7 +73,7 @@ def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report)
         num_kv_tokens=sizes.num_kv_tokens,
         block_size=spec.block_size,
         vocab_size=spec.vocab_size,
-        summary={**built.summary, **_size_summary(config, sizes, scheduler.max_num_seqs)},
+        summary={**built.summary, **size_summary(config, sizes, scheduler.max_num_seqs)},
         num_blocks=sum(spec.num_blocks),
     )
     return Launched(Engine(scheduler, backend, clock), recorder, ready, built.identity)
@@ -107,8 +108,7 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
         model = checkpoint.config
         graph = build_graph(model, checkpoint)
         size = measure_graph(graph)
-        fixed = _fixed_bytes(config, model, size)
-        sizes = size_kv(graph.kv_groups, model.max_position, fixed, available_memory(), _demand(config))
+        sizes = plan_memory(config, model, graph)
         backend = CpuBackend(
             graph,
             checkpoint,
@@ -129,6 +129,14 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
     processor = _processor()
     identity = f"{model.name}, {size.weight_bytes} bytes, {backend.isa}, {backend.threads} threads, {processor}"
     return _Built(backend, sizes, summary, f"{identity}, {headrace.__version__}")
+
+
+def plan_memory(config: Config, model: "ModelConfig", graph: "Graph") -> Sizes:
+    """The KV cache that this model gets on this machine now. Raises ModelTooLargeError or ConfigError."""
+    from headrace.model.planner import measure_graph
+
+    fixed = _fixed_bytes(config, model, measure_graph(graph))
+    return size_kv(graph.kv_groups, model.max_position, fixed, available_memory(), _demand(config))
 
 
 def _fixed_bytes(config: Config, model: "ModelConfig", size: "ModelSize") -> int:
@@ -160,7 +168,7 @@ def _demand(config: Config) -> Demand:
         config.max_model_len,
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        config.kv_cache_memory,
+        config.kv_cache_memory_bytes,
         config.block_size,
     )
 
@@ -182,7 +190,8 @@ def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size:
     )
 
 
-def _size_summary(config: Config, sizes: Sizes, max_num_seqs: int) -> dict[str, str]:
+def size_summary(config: Config, sizes: Sizes, max_num_seqs: int) -> dict[str, str]:
+    """What was chosen for memory and why, for people."""
     held = f"{show_bytes(sizes.kv_bytes)} for {sizes.num_kv_tokens:,} tokens in blocks of {config.block_size}"
     reuse = "equal prefixes are reused" if config.enable_prefix_caching else "no prefix reuse"
     return {

@@ -24,7 +24,7 @@ class Demand:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_memory: int
+    kv_cache_memory_bytes: int
     block_size: int
 
 
@@ -88,7 +88,7 @@ def size_kv(groups: tuple[KVGroup, ...], max_position: int, fixed_bytes: int, me
     most = demand.max_num_seqs * -(-wanted // demand.block_size)  # every seat with a full context
     budget, kv_reason = _budget(layout, left, least, memory)
     n = layout.most_within(budget, most)
-    if n == most and not demand.kv_cache_memory:
+    if n == most and not demand.kv_cache_memory_bytes:
         kv_reason = f"{demand.max_num_seqs} sequences of {wanted} tokens"
     capacity = n * demand.block_size
     if capacity < wanted:
@@ -109,20 +109,21 @@ def _wanted_context(demand: Demand, max_position: int) -> tuple[int, str]:
 
 def _budget(layout: _Layout, left: int, least: int, memory: Memory) -> tuple[int, str]:
     """Bytes of KV cache, and why so many."""
-    asked = layout.demand.kv_cache_memory
+    asked = layout.demand.kv_cache_memory_bytes
     if not asked:
         reason = f"{_KV_SHARE:.0%} of what the model leaves free of the {memory.limited_by}'s memory"
         return max(int(left * _KV_SHARE), least), reason
     if asked > left:
         raise ModelTooLargeError(
-            f"--kv-cache-memory {show_bytes(asked)} is more than the {memory.limited_by} has left beside the model: "
-            f"at most {show_bytes(left)} would fit"
+            f"--kv-cache-memory-bytes {show_bytes(asked)} is more than the {memory.limited_by} has left beside the "
+            f"model: at most {show_bytes(left)} would fit"
         )
     if asked < least:
         raise ModelTooLargeError(
-            f"--kv-cache-memory {show_bytes(asked)} is too little: {show_bytes(least)} is the least that is useful"
+            f"--kv-cache-memory-bytes {show_bytes(asked)} is too little: "
+            f"{show_bytes(least)} is the least that is useful"
         )
-    return asked, "--kv-cache-memory"
+    return asked, "--kv-cache-memory-bytes"
 
 
 def _check_shorter_is_allowed(layout: _Layout, wanted: int, capacity: int, budget: int) -> None:
@@ -130,5 +131,5 @@ def _check_shorter_is_allowed(layout: _Layout, wanted: int, capacity: int, budge
     if layout.demand.max_model_len:
         raise ModelTooLargeError(
             f"--max-model-len {wanted} needs {show_bytes(layout.bytes_for(wanted))} of KV cache and there are "
-            f"{show_bytes(budget)}: --max-model-len {capacity} would fit, or give it more with --kv-cache-memory"
+            f"{show_bytes(budget)}: --max-model-len {capacity} would fit, or give it more with --kv-cache-memory-bytes"
         )

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-DEFAULT_MODEL = "smollm2-135m"
-
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:

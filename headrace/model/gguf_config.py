@@ -19,11 +19,6 @@ from headrace.model.rope import yarn_attention_factor
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 T = TypeVar("T", int, float, str, bool)
 
-# Control tokens that end a turn or a document, by their text; chat models mark only one of them in the metadata.
-_END_TOKENS = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>")
-)
-_CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _GEMMA_PATTERN = 6
 _GEMMA_LOCAL_BASE = 10000.0
 _GEMMA_27B_LAYERS = 62
@@ -207,11 +202,6 @@ def _token_id(file: GGUFFile, role: str, vocab: int) -> int | None:
 
 
 def _end_ids(file: GGUFFile, vocab: int) -> tuple[int, ...]:
-    """Every id that ends a turn: the ones the metadata names, then control tokens known by their text."""
-    ids = [_token_id(file, role, vocab) for role in ("eos", "eot", "eom")]
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    types = file.metadata.get("tokenizer.ggml.token_type")
-    if isinstance(tokens, StringArray) and isinstance(types, np.ndarray):
-        special = np.flatnonzero((types == _CONTROL) | (types == _USER_DEFINED))
-        ids.extend(int(i) for i in special[special < len(tokens)] if tokens[int(i)] in _END_TOKENS)
+    """The ids that the metadata names as ending a turn. Control tokens known by their text are text's to find."""
+    ids = (_token_id(file, role, vocab) for role in ("eos", "eot", "eom"))
     return tuple(dict.fromkeys(i for i in ids if i is not None))

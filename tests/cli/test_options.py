@@ -38,7 +38,7 @@ def test_a_table_of_another_command_disturbs_none(tmp_path: Path) -> None:
 
 def test_help_says_what_a_value_looks_like() -> None:
     text = headrace("serve", "--help").stdout
-    assert "--kv-cache-memory SIZE" in text
+    assert "--kv-cache-memory-bytes SIZE" in text
     assert "--max-model-len COUNT" in text
 
 

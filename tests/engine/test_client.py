@@ -273,7 +273,7 @@ def test_what_cannot_be_served_is_refused_before_it_is_sent(shared: SharedEngine
 
 def test_the_longest_prompt_that_fits_is_served(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path, kv_cache_memory=1 << 20, max_num_seqs=4) as engine:
+        async with running(tmp_path, kv_cache_memory_bytes=1 << 20, max_num_seqs=4) as engine:
             assert engine.max_model_len == 1024
             answer = await collect(engine, ask(engine, "x" * 1023, max_tokens=1))
             assert answer.last.num_output_tokens == 1

@@ -16,7 +16,7 @@ from headrace.core.events import EventKind
 from headrace.engine.launch import launch
 from headrace.engine.self_test import SelfTestRun
 
-SMALL = {"kv_cache_memory": 4 << 20, "max_num_batched_tokens": 32, "max_num_seqs": 4}
+SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_batched_tokens": 32, "max_num_seqs": 4}
 
 
 def test_launch_says_what_it_chose_and_runs(folder: Path) -> None:

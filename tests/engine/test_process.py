@@ -231,10 +231,10 @@ def test_an_engine_process_without_a_parent_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"kv_cache_memory": 1}, ModelTooLargeError, "too little"),
-        ({"kv_cache_memory": 1 << 60}, ModelTooLargeError, "would fit"),
+        ({"kv_cache_memory_bytes": 1}, ModelTooLargeError, "too little"),
+        ({"kv_cache_memory_bytes": 1 << 60}, ModelTooLargeError, "would fit"),
         ({"max_model_len": 5000}, ConfigError, "which is 4096"),
-        ({"max_model_len": 4096, "kv_cache_memory": 1 << 20}, ModelTooLargeError, "--max-model-len 1024 would fit"),
+        ({"max_model_len": 4096, "kv_cache_memory_bytes": 1 << 20}, ModelTooLargeError, "len 1024 would fit"),
         ({"chat_template": "/no/such/file"}, ConfigError, "chat-template"),
         ({"backend": "cpu", "model": "NOT_A_MODEL.gguf"}, ModelFileError, "NOT_A_MODEL.gguf"),
     ],

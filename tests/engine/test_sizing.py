@@ -12,7 +12,7 @@ from headrace.engine.sizing import Demand, size_kv
 GIB = 1 << 30
 FULL = (KVGroup("full", tuple(range(30)), 3, 64),)
 MIXED = (KVGroup("full", tuple(range(3)), 1, 256), KVGroup("window", tuple(range(15)), 1, 256, 512))
-DEMAND = Demand(max_model_len=0, max_num_seqs=64, max_num_batched_tokens=512, kv_cache_memory=0, block_size=32)
+DEMAND = Demand(max_model_len=0, max_num_seqs=64, max_num_batched_tokens=512, kv_cache_memory_bytes=0, block_size=32)
 
 
 def machine(root: Path, available: int, files: dict[str, str], cgroup: str) -> Path:
@@ -101,10 +101,10 @@ def test_what_does_not_fit_says_what_would() -> None:
     with pytest.raises(ModelTooLargeError, match=r"needs 2 GiB .*cgroup has 1 GiB free.*at most 954 MiB would fit"):
         size(2 * GIB)
     with pytest.raises(ModelTooLargeError, match=r"at most .* would fit"):
-        size(0, kv_cache_memory=2 * GIB)
+        size(0, kv_cache_memory_bytes=2 * GIB)
     with pytest.raises(ModelTooLargeError, match=r"least that is useful"):
-        size(0, kv_cache_memory=1000)
+        size(0, kv_cache_memory_bytes=1000)
     with pytest.raises(ModelTooLargeError, match=r"--max-model-len 4544 would fit"):
-        size(0, max_model_len=8192, kv_cache_memory=100 << 20)
+        size(0, max_model_len=8192, kv_cache_memory_bytes=100 << 20)
     with pytest.raises(ConfigError, match=r"--max-model-len 9000 .* 8192"):
         size(0, max_model_len=9000)

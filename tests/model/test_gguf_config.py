@@ -23,7 +23,7 @@ def test_llama(tmp_path: Path) -> None:
     assert read(tmp_path) == ModelConfig(
         family="llama", name="tiny", vocab_size=6, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1,
         head_dim=8, intermediate_size=24, max_position=64, rms_norm_eps=float(np.float32(1e-5)), rope_base=10000.0,
-        tie_word_embeddings=True, eos_token_ids=(0, 3), bos_token_id=None,
+        tie_word_embeddings=True, eos_token_ids=(0,), bos_token_id=None,
     )  # fmt: skip
 
 
@@ -32,10 +32,10 @@ def test_a_head_of_its_own_is_not_tied(tmp_path: Path) -> None:
     assert not read(tmp_path, extra=output).tie_word_embeddings
 
 
-def test_end_tokens_count_only_where_they_are_control_tokens(tmp_path: Path) -> None:
-    assert read(tmp_path, tokenizer__ggml__token_type=[1] * 6).eos_token_ids == (0,)
-    assert read(tmp_path, tokenizer__ggml__eos_token_id=None, tokenizer__ggml__eot_token_id=4).eos_token_ids == (4, 3)
-    assert read(tmp_path, tokenizer__ggml__eos_token_id=0xFFFFFFFF).eos_token_ids == (3,)
+def test_end_ids_are_those_that_the_metadata_names(tmp_path: Path) -> None:
+    assert read(tmp_path).eos_token_ids == (0,)
+    assert read(tmp_path, tokenizer__ggml__eos_token_id=None, tokenizer__ggml__eot_token_id=4).eos_token_ids == (4,)
+    assert read(tmp_path, tokenizer__ggml__eos_token_id=0xFFFFFFFF).eos_token_ids == ()
 
 
 def test_rope_scaling(tmp_path: Path) -> None:
