@@ -9,6 +9,7 @@ namespace {
 
 constexpr int32_t kSerialRows = 4;             // up to so many rows, row-wise work is cheaper than a barrier
 constexpr int32_t kChunksPerThread = 6;
+constexpr int32_t kFineChunksPerThread = 16;   // of GEMMs with so many rows that a hand-over costs nothing
 constexpr int64_t kLeastGemmBytes = 16 << 10;  // of weights in a chunk: about a microsecond of memory bandwidth
 constexpr int32_t kRowsPerChunk = 96;          // GEMM rows are split only at multiples of its row block
 constexpr int64_t kSerialPartials = 256;       // partial rows whose merge is not worth sharing
@@ -18,6 +19,11 @@ int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1
 
 int32_t merges_per_chunk(const WorkList& work) {
   return work.num_partials * work.partial_rows <= kSerialPartials ? work.num_merges() : 1;
+}
+
+// Fewer panels than these are not worth a hand-over. With many rows a single panel is enough work.
+int32_t least_panels(const PackedWeight& w, int32_t rows) {
+  return rows < kRowsPerChunk ? divide_up(kLeastGemmBytes, w.panel_bytes) : 1;
 }
 
 template <typename T>
@@ -183,19 +189,21 @@ void Tape::angles(const AnglesOp& op, int32_t begin, int32_t end) const {
   }
 }
 
-// Chunks of a GEMM: columns of panels first, each a linear stream of memory; rows too where panels are few.
 Tape::GemmChunks Tape::gemm_chunks(const GemmOp& gemm) const {
   const PackedWeight& w = *gemm.args.w;
-  const int32_t rows = gemm.output_rows ? step_->num_rows : step_->num_tokens;
-  const int32_t wanted = pool_->threads() == 1 ? 1 : pool_->threads() * kChunksPerThread;
-  const int32_t least = divide_up(kLeastGemmBytes, w.panel_bytes);
-  GemmChunks chunks = {std::max(divide_up(w.num_panels, wanted), rows < kRowsPerChunk ? least : 1), rows, 0, 0};
-  chunks.across = divide_up(w.num_panels, chunks.panels);
+  const int32_t rows = gemm.output_rows ? step_->num_rows : step_->num_tokens, threads = pool_->threads();
+  if (threads == 1 || rows == 0) return {1, w.num_panels, 1, rows, 1, rows == 0 ? 0 : 1};
+  GemmChunks chunks = {threads, w.num_panels / (2 * threads), 1, rows, 0, 0};
+  const int32_t left = w.num_panels - threads * chunks.first;
+  const int32_t pieces = threads * (rows < kRowsPerChunk ? kChunksPerThread : kFineChunksPerThread);
+  chunks.rest = std::max(divide_up(left, pieces), least_panels(w, rows));
+  chunks.across = (chunks.first > 0 ? threads : 0) + divide_up(left, chunks.rest);
+  const int32_t wanted = threads * kChunksPerThread;
   if (chunks.across < wanted && rows > kRowsPerChunk) {
     const int32_t parts = divide_up(wanted, chunks.across);
     chunks.rows = divide_up(divide_up(rows, parts), kRowsPerChunk) * kRowsPerChunk;
   }
-  chunks.count = rows == 0 ? 0 : chunks.across * divide_up(rows, chunks.rows);
+  chunks.count = chunks.across * divide_up(rows, chunks.rows);
   return chunks;
 }
 
@@ -204,8 +212,11 @@ void Tape::run_gemm(const Phase& phase, int32_t chunk) const {
   GemmChunks chunks = gemm_chunks(records_[i].gemm);
   for (; chunk >= chunks.count; chunks = gemm_chunks(records_[++i].gemm)) chunk -= chunks.count;
   const GemmOp& op = records_[i].gemm;
-  const int32_t panel = chunk % chunks.across * chunks.panels, row = chunk / chunks.across * chunks.rows;
-  kernels_->gemm(&op.args, panel, std::min(panel + chunks.panels, op.args.w->num_panels), row,
+  const int32_t row = chunk / chunks.across * chunks.rows, place = chunk % chunks.across;
+  const int32_t leaders = chunks.first > 0 ? chunks.threads : 0;
+  const bool leads = place < leaders;
+  const int32_t panel = leads ? place * chunks.first : leaders * chunks.first + (place - leaders) * chunks.rest;
+  kernels_->gemm(&op.args, panel, std::min(panel + (leads ? chunks.first : chunks.rest), op.args.w->num_panels), row,
                  std::min(row + chunks.rows, op.output_rows ? step_->num_rows : step_->num_tokens));
 }
 

@@ -109,7 +109,12 @@ class Tape : public Program {
   const HeadShape& heads(int32_t group) const { return heads_[group]; }
 
  private:
-  struct GemmChunks { int32_t panels, rows, across, count; };  // of a chunk; chunks side by side, and in all
+  // How a GEMM is cut: across its panels, each thread first a long stream, then short ones that even out; and, where
+  // panels are few for the threads, across its rows.
+  struct GemmChunks {
+    int32_t threads, first, rest;  // panels of the first chunk of each thread, and of those after
+    int32_t rows, across, count;   // rows of a chunk; chunks side by side; chunks in all
+  };
 
   int32_t num_phases() const override { return static_cast<int32_t>(phases_.size()); }
   int32_t num_chunks(int32_t phase) const override;
