@@ -41,7 +41,8 @@ class FakeHub(BaseHTTPRequestHandler):
             if files is None:
                 self.reply(404, b"{}", {"X-Error-Code": "RepoNotFound"}, body)
                 return
-            info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
+            info = {"id": repo, "sha": COMMIT, "siblings": siblings}
             self.reply(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
             return
         repo, _, rest = path.lstrip("/").partition("/resolve/")
@@ -71,6 +72,18 @@ def hub() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_progress_counts_bytes_to_the_end(hub: str, tmp_path: Path) -> None:
+    script = "from headrace.model.fetch import resolve_model; resolve_model('toy/safe', progress=print)"
+    environ = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    total = len(b"{}") * 2 + 5000
+    reports = [
+        tuple(map(int, line.split()[-2:])) for line in done.stdout.splitlines() if line.startswith("downloading")
+    ]
+    assert reports[-1] == (total, total)
+    assert reports == sorted(reports)
 
 
 def resolve(spec: str, endpoint: str, home: Path, **extra: str) -> subprocess.CompletedProcess[str]:
