@@ -1,9 +1,12 @@
 """The conversation of `headrace run`: streams answers, keeps the messages, lets Ctrl-C stop an answer."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -17,6 +20,8 @@ from headrace.engine.client import AsyncEngine
 from headrace.engine.generation import GenerationRequest
 
 _HELP = "/clear forgets the conversation, /exit leaves, Ctrl-C stops an answer"
+_LINE_BYTES = 1 << 16  # more than a terminal gathers in one line
+_INTERRUPTED = 130
 
 
 async def chat(config: Config, own: RunOptions, prompt: str | None) -> int:
@@ -41,11 +46,9 @@ async def _start(engine: AsyncEngine) -> None:
 
 async def _converse(chat: "_Chat", model: str) -> None:
     print(f"{model}: {_HELP}")
-    loop = asyncio.get_running_loop()
     while True:
-        try:
-            text = await loop.run_in_executor(None, input, "> ")
-        except (EOFError, KeyboardInterrupt, asyncio.CancelledError):
+        text = await _line()
+        if text is None:
             print()
             return
         match text.strip():
@@ -63,6 +66,40 @@ async def _converse(chat: "_Chat", model: str) -> None:
                 await chat.answer(text)
 
 
+async def _line() -> str | None:
+    """What the terminal gives when a line is done; None at its end or at Ctrl-C.
+
+    Nothing but the event loop waits: a thread that reads a terminal cannot be interrupted.
+    """
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+
+    def settle(has_line: bool) -> None:
+        if not ready.done():
+            ready.set_result(has_line)
+
+    loop.add_reader(sys.stdin.fileno(), settle, True)
+    try:
+        with _on_interrupt(lambda: settle(False)):
+            print("> ", end="", flush=True)
+            has_line = await ready
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    data = os.read(sys.stdin.fileno(), _LINE_BYTES) if has_line else b""
+    return data.decode(errors="replace") if data else None
+
+
+@contextmanager
+def _on_interrupt(act: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C does `act`, and nothing else, while the block runs."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
 class _Chat:
     """The conversation so far, and how to go on."""
 
@@ -76,16 +113,26 @@ class _Chat:
         self._messages = [{"role": "system", "content": self._own.system}] if self._own.system else []
 
     async def answer(self, text: str) -> int:
-        """Prints one answer as it comes. Returns the exit status."""
+        """Prints one answer as it comes, until it ends or Ctrl-C ends it. Returns the exit status."""
+        text = text.encode(errors="surrogateescape").decode(errors="replace")  # an argument that was no UTF-8
         self._messages.append({"role": "user", "content": text})
-        try:
-            request = await self._request(text)
-            shown = await self._stream(request)
-        except RequestError as error:
+        pieces: list[str] = []
+        work = asyncio.ensure_future(self._answer(text, pieces))
+        with _on_interrupt(work.cancel):
+            await asyncio.wait({work})
+        status = _INTERRUPTED if work.cancelled() else work.result()
+        if pieces:
+            self._messages.append({"role": "assistant", "content": "".join(pieces)})
+        else:
             self._messages.pop()
+        return status
+
+    async def _answer(self, text: str, pieces: list[str]) -> int:
+        try:
+            await self._stream(await self._request(text), pieces)
+        except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        self._messages.append({"role": "assistant", "content": shown})
         return 0
 
     async def _request(self, text: str) -> GenerationRequest:
@@ -103,43 +150,26 @@ class _Chat:
         params = replace(engine.default_params(), **changes)
         return GenerationRequest(f"run-{uuid4().hex}", tokens, params)
 
-    async def _stream(self, request: GenerationRequest) -> str:
+    async def _stream(self, request: GenerationRequest, pieces: list[str]) -> None:
+        """Prints what comes and keeps it in `pieces`, also what came before an interruption or a failure."""
         started, first, count, cached = time.monotonic(), 0.0, 0, 0
-        pieces: list[str] = []
-        reason = FinishReason.ABORT
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        stopped = False
-
-        def stop() -> None:
-            nonlocal stopped
-            stopped = True
-            if task:
-                task.cancel()
-
-        loop.add_signal_handler(signal.SIGINT, stop)
+        reason: FinishReason | None = None
         try:
             async for delta in self._engine.generate(request):
                 first = first or time.monotonic()
                 count, cached = delta.num_output_tokens, delta.num_cached_tokens or cached
                 pieces.append(delta.text)
                 print(delta.text, end="", flush=True)
-                reason = delta.finish_reason or reason
-        except asyncio.CancelledError:
-            if not stopped or not task:
-                raise
-            task.uncancel()
+                reason = delta.finish_reason
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
-        print()
-        if reason == FinishReason.LENGTH:
-            print("[the answer reached its token limit]", file=sys.stderr)
-        if self._own.stats and count:
-            ended = time.monotonic()
-            speed = (count - 1) / (ended - first) if count > 1 else 0.0
-            print(
-                f"[{count} tokens, {speed:.1f} tok/s, first token after {1e3 * (first - started):.0f} ms, "
-                f"{len(request.prompt_token_ids)} prompt tokens, {cached} cached]",
-                file=sys.stderr,
-            )
-        return "".join(pieces)
+            print()
+            if reason == FinishReason.LENGTH:
+                print("[the answer reached its token limit]", file=sys.stderr)
+            if self._own.stats and count:
+                ended = time.monotonic()
+                speed = (count - 1) / (ended - first) if count > 1 else 0.0
+                print(
+                    f"[{count} tokens, {speed:.1f} tok/s, first token after {1e3 * (first - started):.0f} ms, "
+                    f"{len(request.prompt_token_ids)} prompt tokens, {cached} cached]",
+                    file=sys.stderr,
+                )

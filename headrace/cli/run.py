@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
     prompt = given.positionals["prompt"]
     if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.buffer.read().decode(errors="replace")
     from headrace.cli.cached import say_licence
     from headrace.cli.chat import chat
 

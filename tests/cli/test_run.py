@@ -3,9 +3,12 @@
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 RUN = [sys.executable, "-m", "headrace", "run"]
 
@@ -62,6 +65,45 @@ def test_a_conversation_in_a_terminal() -> None:
         os.write(terminal, b"/exit\n")
         assert process.wait(timeout=30) == 0
     os.close(terminal)
+
+
+def test_ctrl_c_ends_an_answer_and_then_the_conversation(smollm2_gguf: Path) -> None:
+    terminal, child_end = pty.openpty()
+    with subprocess.Popen(
+        [*RUN, str(smollm2_gguf), "--temperature", "0"],
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+        start_new_session=True,
+    ) as process:
+        os.close(child_end)
+        read_until(terminal, b"> ")
+        for _ in range(2):
+            os.write(terminal, b"Write a very long story.\n")
+            read_until(terminal, b" the ")
+            process.send_signal(signal.SIGINT)
+            read_until(terminal, b"\n> ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    os.close(terminal)
+
+
+def test_ctrl_c_ends_a_single_answer(smollm2_gguf: Path) -> None:
+    with subprocess.Popen([*RUN, str(smollm2_gguf), "Write a very long story."], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+
+
+@pytest.mark.parametrize("arguments", [(), ("fake", "\udcff\udcfe")], ids=["piped", "argument"])
+def test_bytes_that_are_no_text_are_replaced(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [*RUN, *arguments, "--backend", "fake", "--max-tokens", "4"],
+        input=b"\xff\xfe",
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_real_model_answers(smollm2_gguf: Path) -> None:
