@@ -32,13 +32,17 @@ class Target:
     @classmethod
     def parse(cls, base_url: str, api_key: str) -> "Target":
         """Raises LoadError for a URL that is not http or https."""
-        parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+        try:
+            parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+            port = parts.port
+        except ValueError as error:
+            raise LoadError(f"{base_url!r} is not an http or https URL: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadError(f"{base_url!r} is not an http or https URL")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        return cls(parts.hostname, parts.port or (443 if tls else 80), prefix, tls, headers)
+        return cls(parts.hostname, port or (443 if tls else 80), prefix, tls, headers)
 
 
 class _Parser:

@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `headrace models | head`
         sys.stderr.close()
         return 1
+    except OSError as error:  # a full disk, a folder that may not be read: the machine's, not a defect of ours
+        print(f"headrace {name}: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

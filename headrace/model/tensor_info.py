@@ -31,6 +31,8 @@ def check_disjoint(path: Path, tensors: Iterable[TensorInfo]) -> None:
 def map_file(path: Path) -> mmap.mmap | bytes:
     """The whole file, mapped read-only. Raises ModelFileError when it is empty or cannot be read."""
     try:
+        if not path.is_file():  # opening a pipe would wait for its writer
+            raise ModelFileError(path, "file", "is no regular file")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:  # an empty file cannot be mapped

@@ -117,9 +117,13 @@ def test_prompts_come_from_the_seed_alone() -> None:
     assert all(len(text.split()) - 4 in range(2, 9) for text, _ in shared)
 
 
-def test_unreachable_servers_and_bad_urls_are_named() -> None:
-    with pytest.raises(LoadError, match="not an http or https URL"):
-        Target.parse("ftp://x", "")
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://[::1", "http://x:99999", "http://x:port"])
+def test_what_is_no_url_is_named(url: str) -> None:
+    with pytest.raises(LoadError, match="is not an http or https URL"):
+        Target.parse(url, "")
+
+
+def test_unreachable_servers_are_named() -> None:
     with pytest.raises(LoadError, match=r"cannot connect to 127\.0\.0\.1:9"):
         asyncio.run(fetch(Target("127.0.0.1", 9, "", False), "GET", "/"))
     with pytest.raises(HeadraceError, match="give --model"):

@@ -83,6 +83,19 @@ def test_mistyped_variable_is_said() -> None:
     assert done.returncode == 0
 
 
+def test_a_machine_that_fails_is_named_without_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "headrace", "models"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+
+
 def test_models_lists_the_catalog(tmp_path: Path) -> None:
     done = headrace("models", "--cache-dir", str(tmp_path), HF_HOME=str(tmp_path / "hf"))
     assert "smollm2-135m" in done.stdout

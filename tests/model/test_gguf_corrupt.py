@@ -1,5 +1,6 @@
 """Corrupt GGUF files: whatever is wrong, the answer is a ModelFileError that names the file and the field."""
 
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -124,6 +125,12 @@ def test_corrupt_file_names_itself_and_the_field(tmp_path: Path, case: str) -> N
     assert words in caught.value.problem
     assert str(path) in str(caught.value)
     assert peak < 1 << 20  # a claim in the file never becomes an allocation
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match="no regular file"):
+        GGUFFile(tmp_path / "pipe.gguf")
 
 
 def read_everything(path: Path) -> None:
