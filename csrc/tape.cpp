@@ -10,7 +10,7 @@ namespace {
 constexpr int32_t kSerialRows = 4;             // up to so many rows, row-wise work is cheaper than a barrier
 constexpr int32_t kChunksPerThread = 6;
 constexpr int32_t kFineChunksPerThread = 16;   // of GEMMs with so many rows that a hand-over costs nothing
-constexpr int64_t kLeastGemmBytes = 16 << 10;  // of weights in a chunk: about a microsecond of memory bandwidth
+constexpr int64_t kLeastGemmBytes = 8 << 10;  // of weights in a chunk: half a microsecond of memory bandwidth
 constexpr int32_t kRowsPerChunk = 96;          // GEMM rows are split only at multiples of its row block
 constexpr int64_t kSerialPartials = 256;       // partial rows whose merge is not worth sharing
 constexpr size_t kAttentionScratch = 1 << 20;
@@ -193,7 +193,7 @@ Tape::GemmChunks Tape::gemm_chunks(const GemmOp& gemm) const {
   const PackedWeight& w = *gemm.args.w;
   const int32_t rows = gemm.output_rows ? step_->num_rows : step_->num_tokens, threads = pool_->threads();
   if (threads == 1 || rows == 0) return {1, w.num_panels, 1, rows, 1, rows == 0 ? 0 : 1};
-  GemmChunks chunks = {threads, w.num_panels / (2 * threads), 1, rows, 0, 0};
+  GemmChunks chunks = {threads, w.num_panels * 3 / (4 * threads), 1, rows, 0, 0};  // long streams: three quarters
   const int32_t left = w.num_panels - threads * chunks.first;
   const int32_t pieces = threads * (rows < kRowsPerChunk ? kChunksPerThread : kFineChunksPerThread);
   chunks.rest = std::max(divide_up(left, pieces), least_panels(w, rows));
