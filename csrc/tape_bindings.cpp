@@ -214,6 +214,10 @@ void bind_tape(nb::module_& m) {
 
   m.def("pack", &pack_weight, nb::arg("pool"), nb::arg("isa"), nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"),
         nb::arg("up").noconvert().none() = nb::none());
+  m.def("packed_bytes", [](int32_t type, int32_t n, int32_t k) {
+    PackedWeight layout;
+    return find_kernels("auto")->packed_layout(type, n, k, &layout);
+  }, nb::arg("type"), nb::arg("n"), nb::arg("k"), "Bytes of a packed matrix of n rows and k inputs; -1: not possible.");
   m.def("drop_file_pages", [](const Array<const uint8_t>& rows) { drop_file_pages(rows.data(), rows.size()); },
         nb::arg("rows").noconvert(), "Only for arrays that view a file mapping.");
 

@@ -156,6 +156,9 @@ class Pool:
 def pack(
     pool: Pool, isa: str, rows: NDArray[numpy.uint8], type: int, k: int, up: NDArray[numpy.uint8] | None = None
 ) -> Weight: ...
+def packed_bytes(type: int, n: int, k: int) -> int:
+    """Bytes of a packed matrix of n rows and k inputs; -1: not possible."""
+
 def drop_file_pages(rows: NDArray[numpy.uint8]) -> None:
     """Only for arrays that view a file mapping."""
 

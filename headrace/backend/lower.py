@@ -16,6 +16,7 @@ from headrace.backend.base import BackendSpec
 from headrace.backend.fusion import FLOAT_FORMATS, Fusion, LoweringError
 from headrace.backend.weights import WeightPacker
 from headrace.model.graph import Graph, Op
+from headrace.model.planner import op_weights
 from headrace.model.quantize import FORMATS
 
 STORE, ADD_TO, SWIGLU, GEGLU = range(4)  # EpilogueKind of csrc/kernels.h
@@ -256,6 +257,18 @@ class Lowering:
 
 def _angles_key(rope: Op) -> tuple[object, ...]:
     return (rope.attrs["inv_freq"], rope.attrs["scale"])
+
+
+def packed_bytes(graph: Graph) -> int:
+    """Bytes of all matrices as packed, and of the embedding table, whose rows stay as the file has them."""
+    matrices: dict[tuple[str, str], int] = {}
+    for op in graph.ops:
+        for ref, rows, columns in op_weights(graph, op):
+            fmt = FORMATS[ref.quant]
+            stored = rows * fmt.row_bytes(columns)
+            packed = _C.packed_bytes(fmt.type_number, rows, columns) if op.kind != "embed" and rows > 1 else stored
+            matrices[op.kind, ref.name] = max(packed, stored)
+    return sum(matrices.values())
 
 
 def kernel_plan(graph: Graph, isa: str = "auto") -> list[str]:

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from driver import GREEDY, TOP, Driver, random_prompt, tiny_backend
-from tiny_model import CONFIG, GEMMA, TinyCheckpoint
+from tiny_model import CONFIG, GEMMA, TinyCheckpoint, random_rows
 
 from headrace import _C
 from headrace.backend.cpu import CpuBackend, CpuBackendError
 from headrace.backend.fusion import LoweringError
-from headrace.backend.lower import kernel_plan
+from headrace.backend.lower import kernel_plan, packed_bytes
 from headrace.base.errors import ConfigError, ModelFileError
 from headrace.core.batch import Batch, BatchError, OutputFlag, RowStatus
 from headrace.core.request import SamplingParams
 from headrace.model.decoder import build_graph
 from headrace.model.graph import Graph, Op
+from headrace.model.quantize import FORMATS
 
 VOCAB = CONFIG.vocab_size
 Change = Callable[[Batch], dict[str, Any]]
@@ -281,6 +282,20 @@ def test_progress_ends_at_one(checkpoint: TinyCheckpoint) -> None:
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert len(seen) > 4
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_memory_is_planned_with_the_bytes_that_packing_takes(fmt: str) -> None:
+    spec, rows = FORMATS[fmt], random_rows(np.random.default_rng(0), fmt, 100, 256)
+    packed = _C.Kernels("auto").pack(rows, spec.type_number, 256)
+    assert _C.packed_bytes(spec.type_number, 100, 256) == packed.nbytes
+    config = replace(CONFIG, num_layers=1, tie_word_embeddings=True)
+    one = packed_bytes(build_graph(config, TinyCheckpoint(config, fmt)))
+    config = replace(CONFIG, num_layers=2, tie_word_embeddings=True)
+    two = packed_bytes(build_graph(config, TinyCheckpoint(config, fmt)))
+    rows_of_a_layer = 5 * 256 + 2 * 128  # q, output, gate, up, down; k, v: each 256 wide
+    per_row = max(packed.nbytes // 128, spec.row_bytes(256))  # 100 rows fill four panels
+    assert two - one == rows_of_a_layer * per_row + 2 * 4 * 256  # and two norms
 
 
 def test_the_plan_names_a_kernel_for_every_operation() -> None:
