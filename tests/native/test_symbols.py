@@ -1,4 +1,4 @@
-"""No function that is compiled for one instruction set may be visible to the linker, or it could stand in for another's.
+"""No function compiled for one instruction set may be visible to the linker, or it could stand in for another's.
 
 The ISA files are compiled as CMake would, but without optimisation: then every inline function stays a function.
 """
