@@ -14,6 +14,7 @@ import headrace
 from headrace.backend.base import Backend, BackendSpec
 from headrace.base.clock import Clock
 from headrace.base.config import Config, cache_dir
+from headrace.base.errors import ModelTooLargeError
 from headrace.core.events import EventRecorder
 from headrace.core.kv_cache import KVCacheManager
 from headrace.core.kv_group import KVGroup
@@ -118,6 +119,10 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
             progress=lambda fraction: report("packing the weights", fraction),
             clock=clock,
         )
+    except MemoryError as error:
+        raise ModelTooLargeError(
+            "memory ran out while the model was loaded: give it more, or less KV cache with --kv-cache-memory-bytes"
+        ) from error
     finally:
         checkpoint.close()
     summary = {
@@ -133,17 +138,16 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
 
 def plan_memory(config: Config, model: "ModelConfig", graph: "Graph") -> Sizes:
     """The KV cache that this model gets on this machine now. Raises ModelTooLargeError or ConfigError."""
-    from headrace.model.planner import measure_graph
+    from headrace.backend.lower import packed_bytes
 
-    fixed = _fixed_bytes(config, model, measure_graph(graph))
+    fixed = packed_bytes(graph) + _buffer_bytes(config, model)
     return size_kv(graph.kv_groups, model.max_position, fixed, available_memory(), _demand(config))
 
 
-def _fixed_bytes(config: Config, model: "ModelConfig", size: "ModelSize") -> int:
-    """Memory beside the KV cache: weights, which packing may widen a little, and the buffers of the largest step."""
+def _buffer_bytes(config: Config, model: "ModelConfig") -> int:
+    """Activations of the largest step, and its logits."""
     widths = 8 * model.hidden_size + 3 * model.intermediate_size + 4 * model.num_heads * model.head_dim
-    buffers = 4 * (_max_rows(config) * model.vocab_size + config.max_num_batched_tokens * widths)
-    return size.weight_bytes + size.weight_bytes // 4 + buffers
+    return 4 * (_max_rows(config) * model.vocab_size + config.max_num_batched_tokens * widths)
 
 
 def _formats(size: "ModelSize") -> str:

@@ -1,9 +1,11 @@
-"""How much memory this process may still take: the machine's, or its cgroup's where that is less.
+"""How much memory this process may still take: the machine's, or its cgroup's or its own limit where that is less.
 
-Reads /proc/meminfo and the cgroup files (version 2, or 1 where that is mounted); writes nothing, decides nothing.
+Reads /proc/meminfo, the limit of the address space (`ulimit -v`) and the cgroup files (version 2, or 1 where that is
+mounted); writes nothing, decides nothing.
 A cgroup counts the page cache of files as used; what the kernel can take back from it at once is free for us.
 """
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ _NAMES = {  # by version: limit, usage, and of the usage what can be taken back
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that may still be taken, and whose limit that is ("machine" or "cgroup")."""
+    """Bytes that may still be taken, and whose limit that is ("machine", "cgroup" or "address space limit")."""
 
     available: int
     limited_by: str
@@ -26,9 +28,10 @@ class Memory:
 
 def available_memory(root: Path = Path("/")) -> Memory:
     """`root` is where /proc and /sys are found; tests give their own."""
-    machine = _machine_available(root)
-    limits = [limit for limit in _cgroup_available(root) if limit < machine]
-    return Memory(min(limits), "cgroup") if limits else Memory(machine, "machine")
+    found = [Memory(_machine_available(root), "machine")]
+    found += [Memory(left, "cgroup") for left in _cgroup_available(root)]
+    found += [Memory(left, "address space limit") for left in _address_space_available(root)]
+    return min(found, key=lambda memory: memory.available)
 
 
 def _machine_available(root: Path) -> int:
@@ -37,6 +40,15 @@ def _machine_available(root: Path) -> int:
         if name == "MemAvailable":
             return int(rest.split()[0]) << 10
     return 0
+
+
+def _address_space_available(root: Path) -> list[int]:
+    """What RLIMIT_AS leaves of the addresses of this process, which also count what is reserved and never touched."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = (read_text(root / "proc/self/statm") or "").split()
+    if limit == resource.RLIM_INFINITY or not pages:
+        return []
+    return [max(0, limit - int(pages[0]) * resource.getpagesize())]
 
 
 def _cgroup_available(root: Path) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.base.errors import ConfigError, ModelTooLargeError
 from headrace.core.kv_group import KVGroup
+from headrace.engine import memory
 from headrace.engine.memory import Memory, available_memory, show_bytes
 from headrace.engine.sizing import Demand, size_kv
 
@@ -54,6 +55,15 @@ def test_a_limit_above_the_machine_does_not_bind(tmp_path: Path, limit: str) -> 
     }
     root = machine(tmp_path, 16 * GIB, files, "4:memory:/\n")
     assert available_memory(root) == Memory(16 * GIB, "machine")
+
+
+def test_a_limit_of_the_address_space_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = machine(tmp_path, 16 * GIB, {}, "")
+    (root / "proc/self/statm").write_text("100 50 10 1 0 20 0\n")
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (GIB, GIB))
+    found = available_memory(root)
+    assert found.available == GIB - 100 * memory.resource.getpagesize()
+    assert found.limited_by == "address space limit"
 
 
 def test_this_machine_has_memory() -> None:
