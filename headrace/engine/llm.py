@@ -9,11 +9,14 @@ All prompts of a call are batched together. The engine runs on a thread of its o
 two steps and leaves the model usable; calls from several threads take turns.
 """
 
+import operator
+import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -48,6 +51,8 @@ _OF_A_SERVER = frozenset(
 
 Prompt = str | Sequence[int]  # a text, or its token ids
 Message = dict[str, Any]
+
+_NO_PROMPT = "a prompt is a text or a list of token ids; prompts is one or a list of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +102,14 @@ class _Options:
 
 
 class LLM:
-    def __init__(self, model: str = "", **overrides: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "", **overrides: Any) -> None:
         """`model` as for `headrace serve`; `overrides` are fields of Config, such as `max_model_len=2048`, except
         those of a server.
 
         Loads at once. Raises ConfigError, ModelNotFoundError, FetchError, ModelFileError or ModelTooLargeError.
         """
         if model:
-            overrides["model"] = model
+            overrides["model"] = os.fspath(model)
         check_keys(overrides, [spec.name for spec in fields(Config) if spec.name not in _OF_A_SERVER], "LLM")
         self._config = load(Config, overrides, {}, {})
         path = find_model(self._config, _silent)
@@ -115,6 +120,7 @@ class LLM:
         self.max_model_len = launched.ready.max_model_len
         self._vocab_size = launched.ready.vocab_size
         self._next_id = 0
+        self._closed = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headrace-llm")
 
     @property
@@ -166,6 +172,7 @@ class LLM:
 
     def close(self) -> None:
         """Frees the model. The object is of no use afterwards."""
+        self._closed = True
         self._thread.shutdown()
         self._engine.backend.close()
         self._text.close()
@@ -179,7 +186,12 @@ class LLM:
         self.close()
 
     def _encoded(self, prompt: Prompt) -> list[int]:
-        return self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self._text.tokenizer.encode(prompt)
+        try:
+            return [operator.index(token_id) for token_id in prompt]  # NumPy's integers too
+        except TypeError as error:
+            raise RequestError(_NO_PROMPT, param="prompts") from error
 
     def _drawn(self) -> SamplingParams:
         """The defaults with a seed: the configured one, else a fresh one per call."""
@@ -190,6 +202,10 @@ class LLM:
     ) -> list[SamplingParams]:
         if isinstance(params, SamplingParams | None):
             return [params or self._drawn() for _ in range(num_prompts)]
+        if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+            raise RequestError("params is a SamplingParams, or a list of them", param="params")
+        if not all(isinstance(one, SamplingParams) for one in params):
+            raise RequestError("params is a SamplingParams, or a list of them", param="params")
         return list(params)
 
     def _answer(
@@ -198,6 +214,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: _Options,
     ) -> list[LLMResult]:
+        if self._closed:
+            raise RequestError("this LLM was closed")
         each = self._params_of_each(params, len(prompts))
         if len(each) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts were given and {len(each)} params", param="params")
@@ -291,18 +309,29 @@ def _joined(deltas: list[Delta]) -> ChoiceResult:
 
 
 def _as_stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(stop, Sequence):
+        raise RequestError("stop is a text, or a list of texts", param="stop")
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if all(isinstance(item, int) for item in prompts):
-        return [prompts] if prompts else []  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(_NO_PROMPT, param="prompts")
+    items: list[Any] = list(prompts)
+    if any(isinstance(item, bytes) or not isinstance(item, Integral | Iterable) for item in items):
+        raise RequestError(_NO_PROMPT, param="prompts")
+    if items and all(isinstance(item, Integral) for item in items):
+        return [items]
+    if any(isinstance(item, Integral) for item in items):
+        raise RequestError(_NO_PROMPT, param="prompts")
+    return items
 
 
 def _as_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    if isinstance(messages, str | Mapping):
+        raise RequestError("messages is a list of messages, such as {'role': 'user', 'content': ...}", param="messages")
     if all(isinstance(item, Mapping) for item in messages):
         return [list(messages)] if messages else []  # type: ignore[arg-type]
     return [list(chat) for chat in messages]  # type: ignore[arg-type]

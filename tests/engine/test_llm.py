@@ -2,7 +2,10 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import LLM, SamplingParams
@@ -55,6 +58,52 @@ def test_chat_fills_the_context_when_nobody_says_otherwise(llm: LLM) -> None:
     assert result.finish_reason == "stop"
     assert llm.tokenizer.decode(result.prompt_token_ids, False).endswith("assistant\n")
     assert len(llm.chat([user, user])) == 2
+
+
+WRONG: list[dict[str, Any]] = [
+    {"prompts": value} for value in (5, None, [None], b"abc", [b"abc"], [1.5, 2], [[1.5]], [["a"]], [[]])
+]
+WRONG += [{"params": value} for value in ("x", {"max_tokens": 3}, 5, [5], SamplingParams)]
+WRONG += [{"stop": value} for value in (5, "", [5], ["a"] * 99)]
+WRONG += [{"n": value} for value in (0, 1.5, "2", None, True)]
+WRONG += [
+    {"params": replace(SamplingParams(), **{name: value})}
+    for name, values in {
+        "max_tokens": (-1, 3.5, None, "3", True),
+        "seed": (None, 1.5, -1),
+        "temperature": (None, "hot", True, float("nan")),
+        "top_k": (1.5, 1 << 31),
+        "logit_bias": ({5: 1.0}, ((5,),), (("a", "b"),), ((5, "b"),)),
+        "stop_token_ids": (("x",), (1 << 40,)),
+        "logprobs": (1.5, "all"),
+    }.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_what_no_argument_can_be_is_a_request_error(llm: LLM, wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(**{"prompts": "a", "params": GREEDY, **wrong})
+
+
+def test_token_ids_may_be_numpys(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Once")
+    assert llm.generate(np.array(ids), GREEDY) == llm.generate([np.array(ids)], GREEDY)  # type: ignore[arg-type]
+    assert llm.generate(ids, GREEDY)[0].text == llm.generate(np.array(ids), GREEDY)[0].text  # type: ignore[arg-type]
+
+
+def test_what_was_closed_says_so() -> None:
+    model = LLM(backend="fake")
+    model.close()
+    with pytest.raises(RequestError, match="closed"):
+        model.generate("a", GREEDY)
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, [{"role": "user", "content": object()}]])
+def test_what_is_no_conversation_is_a_request_error(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.chat(messages, GREEDY)
 
 
 def test_wrong_arguments_are_refused_before_anything_runs(llm: LLM) -> None:
