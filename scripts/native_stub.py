@@ -23,8 +23,8 @@ def generate() -> str:
         text = text.replace("from typing import Annotated\n", "from typing import Any\n")
         text = text.replace(") -> tuple:", ") -> tuple[Any, ...]:")  # what strict type checking asks for
         raw.write_text("# ruff: noqa: N999\n" + text)
-        subprocess.run(["ruff", "format", "-q", "--line-length", "120", str(raw)], check=True)
-        subprocess.run(["ruff", "check", "-q", "--fix", "--select", "I", str(raw)], check=True)
+        subprocess.run([sys.executable, "-m", "ruff", "format", "-q", "--line-length", "120", str(raw)], check=True)
+        subprocess.run([sys.executable, "-m", "ruff", "check", "-q", "--fix", "--select", "I", str(raw)], check=True)
         return raw.read_text()
 
 
