@@ -20,7 +20,7 @@ SourceRows source_rows(const Array<const uint8_t>& rows, int32_t type, int32_t k
 std::shared_ptr<Weight> new_weight(const KernelTable* kernels, const SourceRows& source, const SourceRows* up);
 
 nb::tuple run_step(Tape& tape, const std::vector<std::shared_ptr<KVCache>>& caches, nb::handle batch,
-                   const Array<const int32_t>& input_ids, nb::handle mask_bits, int32_t max_logprobs);
+                   const Array<const int32_t>& previous_rows, nb::handle mask_bits);
 
 void bind_eager(nb::module_& m);
 void bind_tape(nb::module_& m);

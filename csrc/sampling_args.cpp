@@ -1,5 +1,7 @@
 #include "sampling_args.h"
 
+#include <algorithm>
+
 namespace headrace {
 namespace {
 
@@ -42,6 +44,13 @@ void set_masks(SampleArgs* a, nb::handle batch, nb::handle mask_bits, int64_t ro
 }
 
 }  // namespace
+
+int32_t most_logprobs(nb::handle batch, int64_t rows) {
+  const int32_t* wanted = per_row<int32_t>(batch.attr("sampling"), "num_logprobs", rows);
+  int32_t most = 0;
+  for (int64_t r = 0; r < rows; ++r) most = std::max(most, wanted[r]);
+  return most;
+}
 
 SampleArgs sample_args(nb::handle batch, nb::handle mask_bits, int64_t rows, int64_t vocab, const SampleOutputs& out) {
   SampleArgs a = {};

@@ -15,6 +15,9 @@ struct SampleOutputs {
   int32_t max_logprobs;
 };
 
+// K of a Batch: the most alternatives that any row asks for.
+int32_t most_logprobs(nb::handle batch, int64_t rows);
+
 // Points into the arrays of `batch`, which must outlive it. logits and scratch are left to the caller. `mask_bits`
 // replaces the batch's when it is not None. Raises TypeError or ValueError naming the array.
 SampleArgs sample_args(nb::handle batch, nb::handle mask_bits, int64_t rows, int64_t vocab, const SampleOutputs& out);

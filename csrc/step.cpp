@@ -9,6 +9,9 @@
 namespace headrace {
 namespace {
 
+constexpr uint8_t kSampleFlag = 1, kUnknownFlags = 8 | 16;  // OutputFlag: SAMPLE; HIDDEN, VERIFY
+constexpr uint8_t kNonFinite = 1;                           // RowStatus
+
 template <typename T>
 const T* vector_of(nb::handle batch, const char* name, int64_t count) {
   const Array<const T> array = array_of<T>(batch, name, 1);
@@ -70,12 +73,36 @@ void read_groups(StepInfo* step, nb::handle batch, const Tape& tape, const std::
   }
 }
 
-void read_inputs(StepInfo* step, nb::handle batch, const Array<const int32_t>& input_ids, const Tape& tape) {
-  require(static_cast<int32_t>(input_ids.size()) == step->num_tokens, "input_ids: wrong length");
-  step->input_ids = input_ids.data();
+// The ids of the step; those that the step before chose come from its rows.
+void read_ids(StepInfo* step, nb::handle batch, const Array<const int32_t>& previous_rows, int32_t vocab,
+              std::vector<int32_t>* ids) {
+  const int32_t* given = vector_of<int32_t>(batch, "input_ids", step->num_tokens);
+  const int32_t* source = vector_of<int32_t>(batch, "token_source", step->num_tokens);
+  ids->assign(given, given + step->num_tokens);
   for (int32_t t = 0; t < step->num_tokens; ++t) {
-    require(input_ids.data()[t] >= 0 && input_ids.data()[t] < tape.vocab(), "input_ids: outside the vocabulary");
+    if (source[t] >= 0) {
+      require(source[t] < static_cast<int32_t>(previous_rows.size()), "token_source: beyond the rows of the step before");
+      (*ids)[t] = previous_rows.data()[source[t]];
+    }
+    require((*ids)[t] >= 0 && (*ids)[t] < vocab, "input_ids: outside the vocabulary");
   }
+  step->input_ids = ids->data();
+}
+
+// Contents that a Batch can have and this backend cannot serve.
+void refuse_unknown(const StepInfo& step, nb::handle batch) {
+  const int32_t* adapters = vector_of<int32_t>(batch, "adapter_ids", step.num_seqs);
+  const int32_t* drafts = vector_of<int32_t>(batch, "num_draft_tokens", step.num_seqs);
+  for (int32_t s = 0; s < step.num_seqs; ++s) {
+    require(adapters[s] == 0, "adapter_ids: this backend has no adapters");
+    require(drafts[s] == 0, "num_draft_tokens: this backend verifies no drafts");
+  }
+  for (int32_t r = 0; r < step.num_rows; ++r) {
+    require((step.sample.flags[r] & kUnknownFlags) == 0, "output_flags: this backend gives no hidden states");
+  }
+}
+
+void read_inputs(StepInfo* step, nb::handle batch, const Tape& tape) {
   const Array<const int32_t> rows = array_of<int32_t>(batch, "output_rows", 1);
   step->num_rows = static_cast<int32_t>(rows.shape(0));
   step->output_rows = rows.data();
@@ -101,8 +128,6 @@ struct PerSequence {
   uint8_t* status;       // [S]
 };
 
-constexpr uint8_t kSampleFlag = 1, kNonFinite = 1;
-
 void gather(const StepInfo& step, PerSequence* out) {
   int32_t row = 0;
   for (int32_t s = 0; s < step.num_seqs; ++s) {
@@ -125,22 +150,25 @@ void gather(const StepInfo& step, PerSequence* out) {
 }  // namespace
 
 nb::tuple run_step(Tape& tape, const std::vector<std::shared_ptr<KVCache>>& caches, nb::handle batch,
-                   const Array<const int32_t>& input_ids, nb::handle mask_bits, int32_t max_logprobs) {
+                   const Array<const int32_t>& previous_rows, nb::handle mask_bits) {
   StepInfo step;
+  std::vector<int32_t> input_ids;
   require(caches.size() == tape.num_groups(), "caches: not one for each KV group of the tape");
   read_sequences(&step, batch);
-  read_inputs(&step, batch, input_ids, tape);
+  read_ids(&step, batch, previous_rows, tape.vocab(), &input_ids);
+  read_inputs(&step, batch, tape);
   read_groups(&step, batch, tape, caches);
   require(step.num_tokens <= tape.max_tokens() && step.num_rows <= tape.max_rows(), "the step is larger than the tape");
-  const size_t rows = step.num_rows, seqs = step.num_seqs, k = max_logprobs;
   SampleOutputs out = {};
-  out.max_logprobs = max_logprobs;
+  out.max_logprobs = most_logprobs(batch, step.num_rows);
+  const size_t rows = step.num_rows, seqs = step.num_seqs, k = out.max_logprobs;
   nb::object ids = new_array<int32_t>({rows}, &out.ids), logprobs = new_array<float>({rows, 1 + k}, &out.logprobs);
   nb::object top_ids = new_array<int32_t>({rows, k}, &out.top_ids), signals = new_array<float>({rows, 4}, &out.signals);
   std::vector<uint8_t> row_status(rows), finite(step.num_tokens);
   out.status = row_status.data();
   step.finite = finite.data();
   step.sample = sample_args(batch, mask_bits, static_cast<int64_t>(rows), tape.vocab(), out);
+  refuse_unknown(step, batch);
   PerSequence sequences = {};
   nb::object cu_tokens = new_array<int32_t>({seqs + 1}, &sequences.cu_tokens);
   nb::object num_accepted = new_array<int32_t>({seqs}, &sequences.num_accepted);

@@ -249,8 +249,8 @@ void bind_tape(nb::module_& m) {
       .def("select", &add_select, nb::arg("x"), nb::arg("out"))
       .def("softcap", [](Tape& tape, const SharedMatrix& x, float cap) { add_plain(tape, Kind::kSoftcap, x, cap, true); })
       .def("sample", [](Tape& tape, const SharedMatrix& x) { add_plain(tape, Kind::kSample, x, 0, true); })
-      .def("run", &run_step, nb::arg("caches"), nb::arg("batch"), nb::arg("input_ids").noconvert(), nb::arg("mask_bits").none(),
-           nb::arg("max_logprobs"),
+      .def("run", &run_step, nb::arg("caches"), nb::arg("batch"), nb::arg("previous_rows").noconvert(),
+           nb::arg("mask_bits").none(),
            "One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted [S],\n"
            "logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError or\n"
            "TypeError naming the array that is wrong.")

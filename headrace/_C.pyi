@@ -201,12 +201,7 @@ class Tape:
     def softcap(self, arg0: Matrix, arg1: float, /) -> None: ...
     def sample(self, arg: Matrix, /) -> None: ...
     def run(
-        self,
-        caches: Sequence[KVCache],
-        batch: object,
-        input_ids: NDArray[numpy.int32],
-        mask_bits: object | None,
-        max_logprobs: int,
+        self, caches: Sequence[KVCache], batch: object, previous_rows: NDArray[numpy.int32], mask_bits: object | None
     ) -> tuple[Any, ...]:
         """
         One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted [S],

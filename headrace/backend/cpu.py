@@ -19,14 +19,13 @@ from headrace.backend.threads import default_threads
 from headrace.backend.weights import Progress, WeightPacker
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.errors import ConfigError, HeadraceError
-from headrace.core.batch import I32, Batch, BatchError, OutputFlag, StepResult
+from headrace.core.batch import Batch, BatchError, StepResult
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.graph import Graph
 from headrace.model.planner import measure_graph
 
 MAX_IN_FLIGHT = 2
 _NO_HIDDEN = np.empty((0, 0), np.float32)
-_UNKNOWN_FLAGS = OutputFlag.HIDDEN | OutputFlag.VERIFY
 
 
 class CpuBackendError(HeadraceError):
@@ -84,12 +83,8 @@ class CpuBackend:
             raise CpuBackendError(f"{MAX_IN_FLIGHT} steps are in flight: collect comes before the next submit")
         spec = self._spec
         over = batch.num_tokens > spec.max_tokens or batch.num_rows > spec.max_rows or batch.num_seqs > spec.max_seqs
-        if over or int(batch.seq_lens.max(initial=0)) > spec.max_model_len:
+        if over:
             raise BatchError(f"step {batch.step_id} is larger than the backend's spec")
-        if batch.adapter_ids.any() or batch.num_draft_tokens.any():
-            raise BatchError(f"step {batch.step_id} asks for adapters or draft tokens, which this backend has not")
-        if (batch.output_flags & np.uint8(_UNKNOWN_FLAGS)).any():
-            raise BatchError(f"step {batch.step_id} asks for hidden states or verification, which this backend has not")
         self._submitted.append(batch)
 
     def set_masks(self, step_id: int, bits: npt.NDArray[np.int32]) -> None:
@@ -101,12 +96,10 @@ class CpuBackend:
         batch = self._submitted.popleft()
         masks = self._masks.pop(batch.step_id, None)
         started_ns = self._clock.now_ns()
-        input_ids = self._input_ids(batch)
-        max_logprobs = max(0, int(batch.sampling.num_logprobs.max(initial=0)))
         try:
             for group, source, destination in batch.block_copies.tolist():
                 self.caches[group].copy(source, destination)
-            outputs = self.tape.run(self.caches, batch, input_ids, masks, max_logprobs)
+            outputs = self.tape.run(self.caches, batch, self._previous_rows, masks)
         except (ValueError, TypeError, IndexError) as error:
             raise BatchError(f"step {batch.step_id}: {error}") from error
         rows, tokens, cu_tokens, accepted, logprobs, top_ids, signals, status, phase_ns = outputs
@@ -137,15 +130,3 @@ class CpuBackend:
         """Forgets the steps in flight. Threads and memory go with the object."""
         self._closed = True
         self._submitted.clear()
-
-    def _input_ids(self, batch: Batch) -> I32:
-        """The ids of the step, those filled in that the step before has chosen."""
-        pending = np.flatnonzero(batch.token_source >= 0)
-        if not len(pending):
-            return batch.input_ids
-        rows = batch.token_source[pending]
-        if int(rows.max()) >= len(self._previous_rows):
-            raise BatchError(f"step {batch.step_id}: token_source: beyond the rows of the step before")
-        input_ids = batch.input_ids.copy()
-        input_ids[pending] = self._previous_rows[rows]
-        return input_ids
