@@ -21,7 +21,8 @@ template <typename T>
 Array<const T> array_of(nb::handle object, const char* name, size_t ndim) {
   Array<const T> array;
   if (!nb::try_cast(object.attr(name), array, false) || array.ndim() != ndim) {
-    throw nb::type_error((std::string(name) + ": not a C-contiguous array of the dtype and axes that Batch declares").c_str());
+    throw nb::type_error(
+        (std::string(name) + ": not a C-contiguous array of the dtype and axes that Batch declares").c_str());
   }
   return array;
 }

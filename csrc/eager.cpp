@@ -84,8 +84,9 @@ class Kernels {
     return weight;
   }
 
-  std::shared_ptr<ActivationBuffer> norm_quant(const Array<const float>& x, const std::optional<Array<const float>>& gain,
-                                               float eps, bool want_f32, bool want_q) const {
+  std::shared_ptr<ActivationBuffer> norm_quant(const Array<const float>& x,
+                                               const std::optional<Array<const float>>& gain, float eps, bool want_f32,
+                                               bool want_q) const {
     require(x.ndim() == 2, "x: not a matrix");
     const int64_t rows = x.shape(0), k = x.shape(1);
     auto out = std::make_shared<ActivationBuffer>(rows, k, want_f32, want_q);
@@ -103,15 +104,16 @@ class Kernels {
     require((w.view.group == 0 ? a.view.f32 != nullptr : a.view.q != nullptr), "a: lacks what this format reads");
     require(gated == (w.view.interleave != 0), "epilogue: gated ones need interleaved weights, and only they");
     require(rows_of(out, "out") == a.view.rows && static_cast<int64_t>(out.shape(1)) >= width, "out: wrong shape");
-    const GemmArgs args = {&w.view, &a.view, out.data(), static_cast<int64_t>(out.shape(1)), or_null(bias, w.view.n, "bias"),
-                           epilogue};
+    const GemmArgs args = {
+        &w.view, &a.view, out.data(), static_cast<int64_t>(out.shape(1)), or_null(bias, w.view.n, "bias"), epilogue};
     table_->gemm(&args, panels[0], range_end(panels, w.view.num_panels), rows[0], range_end(rows, a.view.rows));
   }
 
   void norm_rows(const Array<const float>& x, const Array<const float>& gain, float eps, const Array<float>& out,
                  bool add) const {
     const int64_t rows = rows_of(out, "out"), k = out.shape(1);
-    require(x.ndim() == 2 && static_cast<int64_t>(x.shape(0)) == rows && static_cast<int64_t>(x.shape(1)) == k, "x: shape");
+    require(x.ndim() == 2 && static_cast<int64_t>(x.shape(0)) == rows && static_cast<int64_t>(x.shape(1)) == k,
+            "x: shape");
     require(gain.size() == static_cast<size_t>(k), "gain: wrong length");
     table_->norm_rows(x.data(), k, gain.data(), eps, static_cast<int32_t>(k), out.data(), k, 0,
                       static_cast<int32_t>(rows), add);
@@ -131,19 +133,22 @@ class Kernels {
   void kv_write(const Array<const float>& k, const Array<const float>& v, const Array<uint16_t>& k_cache,
                 const Array<uint16_t>& v_cache, const Array<const int32_t>& slots) const {
     require(k_cache.ndim() == 5 && v_cache.ndim() == 5, "k_cache, v_cache: not five axes");
-    const int64_t blocks = k_cache.shape(0), heads = k_cache.shape(1), dim = 2 * k_cache.shape(2), size = k_cache.shape(3);
+    const int64_t blocks = k_cache.shape(0), heads = k_cache.shape(1), dim = 2 * k_cache.shape(2),
+                  size = k_cache.shape(3);
     const int64_t tokens = slots.size();
     require(v_cache.size() == k_cache.size(), "v_cache: unlike k_cache");
     require(static_cast<int64_t>(k.size()) == tokens * heads * dim && v.size() == k.size(), "k, v: wrong shape");
     for (int64_t t = 0; t < tokens; ++t) {
       require(slots.data()[t] >= 0 && slots.data()[t] < blocks * size, "slots: outside the cache");
     }
-    const KVWriteArgs args = {k.data(), v.data(), heads * dim, heads * dim, k_cache.data(), v_cache.data(), heads * dim * size, slots.data(),
+    const int64_t ld = heads * dim, stride = heads * dim * size;
+    const KVWriteArgs args = {k.data(), v.data(), ld, ld, k_cache.data(), v_cache.data(), stride, slots.data(),
                               static_cast<int32_t>(heads), static_cast<int32_t>(dim), static_cast<int32_t>(size)};
     table_->kv_write(&args, 0, static_cast<int32_t>(tokens));
   }
 
-  // items: [n][7], the fields of AttentionItem. Items with a partial are merged: neighbours of one (seq, head, queries).
+  // items: [n][7], the fields of AttentionItem. Items with a partial are merged with their neighbours of the same
+  // sequence, head and queries.
   void attention(const Array<const float>& q, const Array<float>& out, const Array<const uint16_t>& k_cache,
                  const Array<const uint16_t>& v_cache, const Array<const int32_t>& block_table,
                  const Array<const int32_t>& cu_seqlens_q, const Array<const int32_t>& seq_lens, float scale,
@@ -188,7 +193,8 @@ class Kernels {
 
   void softcap(const Array<float>& x, float cap) const { table_->softcap(x.data(), x.size(), cap); }
 
-  void gate(const Array<const float>& gate, const Array<const float>& up, const Array<float>& out, int32_t epilogue) const {
+  void gate(const Array<const float>& gate, const Array<const float>& up, const Array<float>& out,
+            int32_t epilogue) const {
     require(gate.size() == out.size() && up.size() == out.size(), "gate, up, out: unlike shapes");
     table_->gate(gate.data(), up.data(), out.data(), out.size(), epilogue);
   }
@@ -200,7 +206,8 @@ class Kernels {
     SampleOutputs out = {};
     out.max_logprobs = max_logprobs;
     nb::object ids = new_array<int32_t>({rows}, &out.ids), logprobs = new_array<float>({rows, 1 + k}, &out.logprobs);
-    nb::object top_ids = new_array<int32_t>({rows, k}, &out.top_ids), signals = new_array<float>({rows, 4}, &out.signals);
+    nb::object top_ids = new_array<int32_t>({rows, k}, &out.top_ids),
+               signals = new_array<float>({rows, 4}, &out.signals);
     nb::object status = new_array<uint8_t>({rows}, &out.status);
     SampleArgs args = sample_args(batch, nb::none(), rows, vocab, out);
     Memory scratch(sizeof(float) * 2 * vocab);
@@ -219,7 +226,8 @@ class Kernels {
       if (item.partial >= 0) partials = std::max<int64_t>(partials, item.partial + item.part_end - item.part_begin);
       if (rows > a->partial_rows) a->partial_rows = rows;
     }
-    Memory acc(sizeof(float) * partials * a->partial_rows * a->head_dim), max(sizeof(float) * partials * a->partial_rows);
+    Memory acc(sizeof(float) * partials * a->partial_rows * a->head_dim),
+        max(sizeof(float) * partials * a->partial_rows);
     Memory sum(sizeof(float) * partials * a->partial_rows), scratch(1 << 20);
     a->partial_acc = acc.as<float>();
     a->partial_max = max.as<float>();
@@ -257,7 +265,8 @@ nb::object property(nb::handle self, const char* what) {
 
 void bind_eager(nb::module_& m) {
   nb::class_<ActivationBuffer>(m, "Activations", "Rows as a GEMM reads them: f32, or int8 with scales and sums.")
-      .def(nb::init<int64_t, int64_t, bool, bool>(), nb::arg("rows"), nb::arg("k"), nb::arg("want_f32"), nb::arg("want_q"))
+      .def(nb::init<int64_t, int64_t, bool, bool>(), nb::arg("rows"), nb::arg("k"), nb::arg("want_f32"),
+           nb::arg("want_q"))
       .def_prop_ro("f32", [](nb::handle self) { return property(self, "f32"); })
       .def_prop_ro("q", [](nb::handle self) { return property(self, "q"); })
       .def_prop_ro("scale", [](nb::handle self) { return property(self, "scale"); })
@@ -268,8 +277,9 @@ void bind_eager(nb::module_& m) {
       .def_prop_ro("name", &Kernels::name)
       .def("pack", &Kernels::pack, nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"),
            nb::arg("up").noconvert().none() = nb::none())
-      .def("norm_quant", &Kernels::norm_quant, nb::arg("x").noconvert(), nb::arg("gain").noconvert().none() = nb::none(),
-           nb::arg("eps") = 1e-5f, nb::arg("want_f32") = true, nb::arg("want_q") = true)
+      .def("norm_quant", &Kernels::norm_quant, nb::arg("x").noconvert(),
+           nb::arg("gain").noconvert().none() = nb::none(), nb::arg("eps") = 1e-5f, nb::arg("want_f32") = true,
+           nb::arg("want_q") = true)
       .def("gemm", &Kernels::gemm, nb::arg("w"), nb::arg("a"), nb::arg("out").noconvert(),
            nb::arg("bias").noconvert().none() = nb::none(), nb::arg("epilogue") = 0, nb::arg("panels") = Range{0, -1},
            nb::arg("rows") = Range{0, -1})

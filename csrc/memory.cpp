@@ -15,7 +15,8 @@ Memory::Memory(size_t bytes) {
   size_ = bytes >= kHugePage ? (bytes + kHugePage - 1) / kHugePage * kHugePage : bytes;
   // The kernel aligns mappings to pages only; a huge page needs its own alignment, so ask for more and give back.
   const size_t spare = bytes >= kHugePage ? kHugePage : 0;
-  void* mapped = mmap(nullptr, size_ + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, size_ + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<uint8_t*>(mapped);
   if (spare == 0) return;

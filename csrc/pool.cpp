@@ -118,8 +118,8 @@ void Pool::advance(int32_t phase, int worker) {
   notify();
 }
 
-// A sleeper announces itself before it asks the kernel to compare the word; a waker changes the word before it looks for
-// sleepers. Both in sequentially consistent order, so at least one of them sees the other.
+// A sleeper announces itself before it asks the kernel to compare the word; a waker changes the word before it looks
+// for sleepers. Both in sequentially consistent order, so at least one of them sees the other.
 void Pool::wait(uint32_t signal) {
   const int64_t until = spin_ns_ > 0 ? now_ns() + spin_ns_ : 0;
   while (spin_ns_ > 0) {

@@ -59,7 +59,8 @@ void check_tables(const StepInfo& step, const StepInfo::Group& group, const KVCa
   }
 }
 
-void read_groups(StepInfo* step, nb::handle batch, const Tape& tape, const std::vector<std::shared_ptr<KVCache>>& caches) {
+void read_groups(StepInfo* step, nb::handle batch, const Tape& tape,
+                 const std::vector<std::shared_ptr<KVCache>>& caches) {
   const nb::object tables = batch.attr("block_tables"), slots = batch.attr("slot_mapping");
   require(nb::len(tables) == caches.size() && nb::len(slots) == caches.size(), "block_tables, slot_mapping: groups");
   for (size_t g = 0; g < caches.size(); ++g) {
@@ -81,7 +82,8 @@ void read_ids(StepInfo* step, nb::handle batch, const Array<const int32_t>& prev
   ids->assign(given, given + step->num_tokens);
   for (int32_t t = 0; t < step->num_tokens; ++t) {
     if (source[t] >= 0) {
-      require(source[t] < static_cast<int32_t>(previous_rows.size()), "token_source: beyond the rows of the step before");
+      require(source[t] < static_cast<int32_t>(previous_rows.size()),
+              "token_source: beyond the rows of the step before");
       (*ids)[t] = previous_rows.data()[source[t]];
     }
     require((*ids)[t] >= 0 && (*ids)[t] < vocab, "input_ids: outside the vocabulary");

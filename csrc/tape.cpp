@@ -127,7 +127,8 @@ void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int 
     }
     case Kind::kHeadNormRope: {
       const RopeOp& op = record.rope;
-      return kernels_->head_norm_rope(op.x, op.ldx, op.heads, op.head_dim, op.gain, op.eps, op.rotary, op.angles, begin, end);
+      return kernels_->head_norm_rope(op.x, op.ldx, op.heads, op.head_dim, op.gain, op.eps, op.rotary, op.angles, begin,
+                                      end);
     }
     case Kind::kKVWrite: {
       KVWriteArgs args = record.kv_write.args;
@@ -173,7 +174,8 @@ void Tape::embed(const EmbedOp& op, int32_t begin, int32_t end) const {
   for (int32_t i = 0; i < step_->num_embeds; ++i) {
     const int32_t row = step_->embed_rows[i];
     if (row < begin || row >= end) continue;
-    std::memcpy(op.out + row * op.ldo, step_->embeds + static_cast<int64_t>(i) * op.table.k, sizeof(float) * op.table.k);
+    std::memcpy(op.out + row * op.ldo, step_->embeds + static_cast<int64_t>(i) * op.table.k,
+                sizeof(float) * op.table.k);
   }
 }
 

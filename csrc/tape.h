@@ -1,10 +1,10 @@
 // The tape: a model lowered to a flat array of records, walked by a pool of workers once per step.
 //
-// Records are grouped into phases, the unit of order (pool.h). The pieces of a phase (rows, panels, attention items) are
-// handed out in chunks. Consecutive row-wise records share a phase, since each touches its own row only. A phase with
-// little work in this step is a single chunk, which whoever finished the phase before runs without a hand-over.
+// Records are grouped into phases, the unit of order (pool.h). The pieces of a phase (rows, panels, attention items)
+// are handed out in chunks. Consecutive row-wise records share a phase, since each touches its own row only. A phase
+// with little work in this step is a single chunk, which whoever finished the phase before runs without a hand-over.
 //
-//   x -> [norm + quantise] -> qkv GEMM -> [rope, KV write] -> attention -> (merge) -> [quantise] -> output GEMM += x ...
+//   x -> [norm + quantise] -> qkv GEMM -> [rope, KV write] -> attention -> (merge) -> [quantise] -> output GEMM += x
 //         row-wise                         row-wise           items                   row-wise
 //
 // All pointers are fixed when the tape is built; only StepInfo changes, so one tape serves every batch. It knows no
@@ -50,8 +50,25 @@ enum class Kind {
 
 struct EmbedOp { SourceRows table; float scale; float* out; int64_t ldo; };
 struct AnglesOp { const float* inv_freq; int32_t half; float scale; float* out; };  // out [T][half][2]: cos, sin
-struct NormRowsOp { const float* x; int64_t ldx; const float* gain; float eps; int32_t k; float* out; int64_t ldo; bool add; };
-struct RopeOp { float* x; int64_t ldx; int32_t heads, head_dim; const float* gain; float eps; int32_t rotary; const float* angles; };
+struct NormRowsOp {
+  const float* x;
+  int64_t ldx;
+  const float* gain;
+  float eps;
+  int32_t k;
+  float* out;
+  int64_t ldo;
+  bool add;
+};
+struct RopeOp {
+  float* x;
+  int64_t ldx;
+  int32_t heads, head_dim;
+  const float* gain;
+  float eps;
+  int32_t rotary;
+  const float* angles;
+};
 struct KVWriteOp { KVWriteArgs args; int32_t group; };
 struct GateOp { float* gate; const float* up; int64_t ld, width; int32_t epilogue; };
 struct RowsOp { float* x; int64_t ld, width; float cap; float* out; int64_t ldo; };  // check, select, softcap, sample

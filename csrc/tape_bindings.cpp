@@ -24,7 +24,8 @@ const float* keep_gain(Tape& tape, const Gain& gain, int64_t count) {
 }
 
 Domain row_domain(const Tape& tape, bool output_rows, int64_t rows) {
-  require(rows >= (output_rows ? tape.max_rows() : tape.max_tokens()), "a buffer is smaller than the tape's largest step");
+  require(rows >= (output_rows ? tape.max_rows() : tape.max_tokens()),
+          "a buffer is smaller than the tape's largest step");
   return output_rows ? Domain::kOutputRows : Domain::kTokens;
 }
 
@@ -34,7 +35,8 @@ Record record_of(Kind kind) {
   return record;
 }
 
-void add_embed(Tape& tape, const Array<const uint8_t>& rows, int32_t type, int32_t k, float scale, const SharedMatrix& out) {
+void add_embed(Tape& tape, const Array<const uint8_t>& rows, int32_t type, int32_t k, float scale,
+               const SharedMatrix& out) {
   Record record = record_of(Kind::kEmbed);
   record.embed = {source_rows(rows, type, k), scale, out->data(), out->stride()};
   require(record.embed.table.n >= tape.vocab() && k == tape.hidden() && out->width() == k, "embed: sizes differ");
@@ -63,8 +65,8 @@ void add_norm_quant(Tape& tape, const SharedMatrix& x, const Gain& gain, float e
   tape.add(row_domain(tape, output_rows, std::min<int64_t>(x->rows(), out->view.rows)), record);
 }
 
-void add_norm_rows(Tape& tape, const SharedMatrix& x, const Array<const float>& gain, float eps, const SharedMatrix& out,
-                   bool add, bool output_rows) {
+void add_norm_rows(Tape& tape, const SharedMatrix& x, const Array<const float>& gain, float eps,
+                   const SharedMatrix& out, bool add, bool output_rows) {
   Record record = record_of(Kind::kNormRows);
   require(x->width() == out->width(), "norm_rows: widths differ");
   record.norm_rows = {x->data(), x->stride(), keep_gain(tape, gain, x->width()), eps, static_cast<int32_t>(x->width()),
@@ -212,8 +214,8 @@ void bind_tape(nb::module_& m) {
       .def(nb::init<int, bool>(), nb::arg("threads"), nb::arg("spin"))
       .def_prop_ro("threads", &Pool::threads);
 
-  m.def("pack", &pack_weight, nb::arg("pool"), nb::arg("isa"), nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"),
-        nb::arg("up").noconvert().none() = nb::none());
+  m.def("pack", &pack_weight, nb::arg("pool"), nb::arg("isa"), nb::arg("rows").noconvert(), nb::arg("type"),
+        nb::arg("k"), nb::arg("up").noconvert().none() = nb::none());
   m.def("packed_bytes", [](int32_t type, int32_t n, int32_t k) {
     PackedWeight layout;
     return find_kernels("auto")->packed_layout(type, n, k, &layout);
@@ -225,34 +227,42 @@ void bind_tape(nb::module_& m) {
       .def(nb::init<float, float, int32_t>(), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"));
 
   nb::class_<Tape>(m, "Tape", "A lowered model: records that every worker walks once per step.")
-      .def("__init__", [](Tape* self, const std::string& isa, std::shared_ptr<Pool> pool, int32_t vocab, int32_t hidden,
-                          int32_t max_tokens, int32_t max_rows) {
-        new (self) Tape(find_kernels(isa), std::move(pool), {vocab, hidden, max_tokens, max_rows});
-      }, nb::arg("isa"), nb::arg("pool"), nb::kw_only(), nb::arg("vocab"), nb::arg("hidden"), nb::arg("max_tokens"),
-         nb::arg("max_rows"))
+      .def(
+          "__init__",
+          [](Tape* self, const std::string& isa, std::shared_ptr<Pool> pool, int32_t vocab, int32_t hidden,
+             int32_t max_tokens, int32_t max_rows) {
+            new (self) Tape(find_kernels(isa), std::move(pool), {vocab, hidden, max_tokens, max_rows});
+          },
+          nb::arg("isa"), nb::arg("pool"), nb::kw_only(), nb::arg("vocab"), nb::arg("hidden"), nb::arg("max_tokens"),
+          nb::arg("max_rows"))
       .def("label", &Tape::label, nb::arg("name"))
-      .def("embed", &add_embed, nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"), nb::arg("scale"), nb::arg("out"))
+      .def("embed", &add_embed, nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"), nb::arg("scale"),
+           nb::arg("out"))
       .def("angles", &add_angles, nb::arg("inv_freq"), nb::arg("scale"), nb::arg("out"))
-      .def("norm_quant", &add_norm_quant, nb::arg("x"), nb::arg("gain").noconvert().none(), nb::arg("eps"), nb::arg("out"),
-           nb::arg("output_rows") = false)
+      .def("norm_quant", &add_norm_quant, nb::arg("x"), nb::arg("gain").noconvert().none(), nb::arg("eps"),
+           nb::arg("out"), nb::arg("output_rows") = false)
       .def("norm_rows", &add_norm_rows, nb::arg("x"), nb::arg("gain").noconvert(), nb::arg("eps"), nb::arg("out"),
            nb::arg("add"), nb::arg("output_rows") = false)
       .def("head_norm_rope", &add_head_norm_rope, nb::arg("x"), nb::arg("head_dim"), nb::arg("gain").noconvert().none(),
            nb::arg("eps"), nb::arg("angles"))
       .def("kv_write", &add_kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("group"), nb::arg("layer"))
       .def("gate", &add_gate, nb::arg("gate"), nb::arg("up"), nb::arg("epilogue"))
-      .def("gemm", &add_gemm, nb::arg("w"), nb::arg("a"), nb::arg("out"), nb::arg("bias").noconvert().none() = nb::none(),
-           nb::arg("epilogue") = 0, nb::arg("output_rows") = false, nb::arg("joins") = false)
-      .def("attention", &add_attention, nb::arg("q"), nb::arg("out"), nb::arg("cache"), nb::arg("group"), nb::arg("layer"),
-           nb::arg("masking"))
+      .def("gemm", &add_gemm, nb::arg("w"), nb::arg("a"), nb::arg("out"),
+           nb::arg("bias").noconvert().none() = nb::none(), nb::arg("epilogue") = 0, nb::arg("output_rows") = false,
+           nb::arg("joins") = false)
+      .def("attention", &add_attention, nb::arg("q"), nb::arg("out"), nb::arg("cache"), nb::arg("group"),
+           nb::arg("layer"), nb::arg("masking"))
       .def("check_finite", [](Tape& tape, const SharedMatrix& x) { add_plain(tape, Kind::kCheckFinite, x, 0, false); })
       .def("select", &add_select, nb::arg("x"), nb::arg("out"))
-      .def("softcap", [](Tape& tape, const SharedMatrix& x, float cap) { add_plain(tape, Kind::kSoftcap, x, cap, true); })
+      .def("softcap",
+           [](Tape& tape, const SharedMatrix& x, float cap) { add_plain(tape, Kind::kSoftcap, x, cap, true); })
       .def("sample", [](Tape& tape, const SharedMatrix& x) { add_plain(tape, Kind::kSample, x, 0, true); })
       .def("run", &run_step, nb::arg("caches"), nb::arg("batch"), nb::arg("previous_rows").noconvert(),
            nb::arg("mask_bits").none(),
-           "One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted [S],\n"
-           "logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError or\n"
+           "One step: (ids of all rows [R], -1 where none was chosen; token_ids [N], cu_tokens [S + 1], num_accepted "
+           "[S],\n"
+           "logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError "
+           "or\n"
            "TypeError naming the array that is wrong.")
       .def_prop_ro("labels", &Tape::labels)
       .def_prop_ro("num_records", &Tape::num_records)

@@ -50,7 +50,8 @@ void WorkList::split(int32_t parts_per_item, int32_t queries_per_head) {
       num_partials += item.part_end - item.part_begin;
       items.push_back(item);
     }
-    partial_rows = std::max<int64_t>(partial_rows, static_cast<int64_t>(whole.q_end - whole.q_begin) * queries_per_head);
+    partial_rows =
+        std::max<int64_t>(partial_rows, static_cast<int64_t>(whole.q_end - whole.q_begin) * queries_per_head);
   }
   if (!merges.empty()) merges.push_back(static_cast<int32_t>(items.size()));
   for (const AttentionItem& whole : whole_) {

@@ -23,7 +23,8 @@ struct WorkList {
   int64_t partial_rows = 0;
 
   int32_t num_merges() const { return merges.empty() ? 0 : static_cast<int32_t>(merges.size()) - 1; }
-  void build(const HeadShape& heads, int32_t num_seqs, const int32_t* cu_seqlens_q, const int32_t* seq_lens, int threads);
+  void build(const HeadShape& heads, int32_t num_seqs, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
+             int threads);
 
  private:
   void split(int32_t parts_per_item, int32_t queries_per_head);
