@@ -1,6 +1,7 @@
 """TensorInfo: where one stored tensor lies in its mapped file. Shared by the GGUF and safetensors readers."""
 
 import mmap
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +32,7 @@ def check_disjoint(path: Path, tensors: Iterable[TensorInfo]) -> None:
 def map_file(path: Path) -> mmap.mmap | bytes:
     """The whole file, mapped read-only. Raises ModelFileError when it is empty or cannot be read."""
     try:
-        if not path.is_file():  # opening a pipe would wait for its writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
             raise ModelFileError(path, "file", "is no regular file")
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
