@@ -45,10 +45,12 @@ class EngineLoop:
         self.events: list[Event] = []
         self.widest_step = 0  # sequences
 
-    def add(self, name: str, prompt: Sequence[int], params: SamplingParams, n: int = 1) -> list[Request]:
-        choices = [Request(name, list(prompt), params, 0, choice) for choice in range(n)]
-        self.scheduler.add(choices, 0)
-        return choices
+    def add(
+        self, name: str, prompt: Sequence[int], params: SamplingParams, choices: Sequence[int] = (0,)
+    ) -> list[Request]:
+        requests = [Request(name, list(prompt), params, 0, choice) for choice in choices]
+        self.scheduler.add(requests, 0)
+        return requests
 
     def step(self) -> bool:
         """One step, checked. False when there was nothing to compute."""

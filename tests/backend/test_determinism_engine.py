@@ -136,16 +136,17 @@ def test_after_preemption_in_a_tiny_pool(subject: Subject, params: SamplingParam
 
 
 def test_with_choices_beside_it(subject: Subject) -> None:
-    """The first choice of three is the only one of one; later choices draw from the same KV, copied where written."""
-    loop, other = subject.loop(threads=2, budget=64), subject.loop(budget=100)
-    choices = loop.add("it", subject.prompt(), SEEDED, n=3)
-    other.add("it", subject.prompt(), SEEDED, n=3)
+    """Choices draw from KV that they share, copied where one writes. Each is what it is when it is the only one."""
+    loop = subject.loop(threads=2, budget=64)
+    requests = loop.add("it", subject.prompt(), SEEDED, choices=(0, 1, 2))
     loop.finish()
-    other.finish()
-    assert [choice.num_cached_tokens for choice in choices[1:]] == [PROMPT_LENGTH - 1] * 2
+    assert [request.num_cached_tokens for request in requests[1:]] == [PROMPT_LENGTH - 1] * 2
     assert loop.answer("it", 0) == subject.alone(SEEDED)
-    assert loop.answer("it", 1) != loop.answer("it", 2)
-    assert loop.answers == other.answers
+    for choice in (1, 2):
+        other = subject.loop()
+        other.add("it", subject.prompt(), SEEDED, choices=(choice,))
+        other.finish()
+        assert loop.answer("it", choice) == other.answer("it", choice) != subject.alone(SEEDED)
 
 
 @pytest.mark.parametrize("length", [255, 256, 257])
