@@ -13,7 +13,7 @@ from asking import CONTEXT, MODEL
 from server_process import PATIENCE_S, ServerProcess
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[ServerProcess]:
     sizes = (f"--max-model-len={CONTEXT}", "--kv-cache-memory-bytes=96M")
     flags = ("--backend=cpu", f"--served-model-name={MODEL}", *sizes, str(smollm2_gguf))
@@ -21,13 +21,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iter
         yield process
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def client(server: ServerProcess) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as sdk:
         yield sdk
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as raw:
         yield raw
