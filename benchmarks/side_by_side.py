@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", default="", help="JSON file for everything measured")
     arguments = parser.parse_args()
-    model = resolve_model(arguments.model).path
+    model = resolve_model(arguments.model)
     measured = collect(servers(arguments, model), arguments.repeats)
     print()
     print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.repeats} repeats")

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
     say_licence(given.config)
     with ProgressLine() as line:
-        path = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report).path
+        path = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report)
     checkpoint = open_checkpoint(path)
     try:
         graph = build_graph(checkpoint.config, checkpoint)

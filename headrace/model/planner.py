@@ -81,17 +81,3 @@ def kv_bytes(groups: tuple[KVGroup, ...], num_tokens: int, block_size: int, elem
             blocks = min(blocks, -(-(group.window - 1) // block_size) + 1)
         total += blocks * block_size * group.bytes_per_token(element)
     return total
-
-
-def largest_context(
-    groups: tuple[KVGroup, ...], memory: int, block_size: int, limit: int, element: int = KV_ELEMENT_BYTES
-) -> int:
-    """The longest single sequence, up to `limit` tokens, whose KV cache fits into `memory` bytes; 0 if none does."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if kv_bytes(groups, middle, block_size, element) <= memory:
-            low = middle
-        else:
-            high = middle - 1
-    return low

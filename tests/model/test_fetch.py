@@ -169,7 +169,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_cure(package: PackageF
 def test_a_path_is_itself(tmp_path: Path) -> None:
     file = tmp_path / "some-model.gguf"
     file.write_bytes(b"GGUF")
-    assert fetch.resolve_model(str(file)) == fetch.ResolvedModel(file, "some-model", "path")
+    assert fetch.resolve_model(str(file)) == file
 
 
 def test_remove_frees_what_was_fetched(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_progress_counts_bytes_to_the_end(hub: str, tmp_path: Path) -> None:
 
 
 def resolve(spec: str, endpoint: str, home: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    script = "import sys; from headrace.model.fetch import resolve_model; print(resolve_model(sys.argv[1]).path)"
+    script = "import sys; from headrace.model.fetch import resolve_model; print(resolve_model(sys.argv[1]))"
     environ = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **extra}
     return subprocess.run(
         [sys.executable, "-c", script, spec], env=environ, capture_output=True, text=True, check=False, cwd=Path.cwd()

@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from headrace.core.kv_group import KVGroup
 from headrace.model.checkpoint import open_checkpoint
 from headrace.model.decoder import build_graph
-from headrace.model.planner import kv_bytes, largest_context, measure_graph
+from headrace.model.planner import kv_bytes, measure_graph
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 FULL = KVGroup("full", (0, 1), 2, 64)
@@ -43,12 +40,3 @@ def test_windowed_layers_stop_growing() -> None:
     assert kv_bytes((FULL, WINDOW), 1, 32) == sum(per_block)
     assert kv_bytes((FULL, WINDOW), 64, 32) == 2 * sum(per_block)
     assert kv_bytes((FULL, WINDOW), 32 * 100, 32) == 100 * per_block[0] + 5 * per_block[1]
-
-
-@given(st.integers(0, 1 << 22), st.sampled_from([16, 32]), st.integers(1, 5000))
-def test_largest_context_is_the_largest(memory: int, block_size: int, limit: int) -> None:
-    groups = (FULL, WINDOW)
-    tokens = largest_context(groups, memory, block_size, limit)
-    assert 0 <= tokens <= limit
-    assert kv_bytes(groups, tokens, block_size) <= memory
-    assert tokens == limit or kv_bytes(groups, tokens + 1, block_size) > memory
