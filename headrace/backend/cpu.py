@@ -62,6 +62,7 @@ class CpuBackend:
         lowering = Lowering(graph, spec, packer, pool, self.isa)
         self.tape: _C.Tape = lowering.tape
         self.caches: list[_C.KVCache] = lowering.caches
+        self._logits = lowering.logits
         self._submitted: deque[Batch] = deque()
         self._masks: dict[int, npt.NDArray[np.int32]] = {}
         self._previous_rows = np.empty(0, np.int32)  # tokens by output row of the step before
@@ -70,6 +71,14 @@ class CpuBackend:
     @property
     def spec(self) -> BackendSpec:
         return self._spec
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """float32 [max_rows, vocab]: what the rows of the step last collected were chosen from, until the next one.
+
+        A view. Rows are in the order of `Batch.output_rows`; those past the step's number of rows mean nothing.
+        """
+        return np.asarray(self._logits.array)
 
     @property
     def phase_names(self) -> list[str]:

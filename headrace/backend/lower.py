@@ -50,7 +50,7 @@ class _Buffers:
 
 
 class Lowering:
-    """One pass over a Graph. `tape` and `caches` (one per KV group) are the result.
+    """One pass over a Graph. `tape`, `caches` (one per KV group) and `logits` [max_rows, vocab] are the result.
 
     Raises LoweringError for what it cannot run, ModelFileError for a tensor that is not as the graph says.
     """
@@ -66,6 +66,7 @@ class Lowering:
         self._head_norms: dict[str, Op] = {}  # by output: norms that the rope after them will do
         self._angles: dict[tuple[object, ...], _C.Matrix] = {}
         self._now = 0
+        self.logits: _C.Matrix
         self.caches = [
             _C.KVCache(len(group.layers), blocks, spec.block_size, group.num_kv_heads, group.head_dim)
             for group, blocks in zip(graph.kv_groups, spec.num_blocks, strict=True)
@@ -148,6 +149,7 @@ class Lowering:
 
     def _sample(self, op: Op) -> None:
         logits = self._matrix(op.output)
+        self.logits = logits
         self.tape.label("sample")
         if op.attrs["softcap"]:
             self.tape.softcap(logits, op.attrs["softcap"])

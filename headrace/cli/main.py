@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible API",
     "run": "chat with a model in the terminal",
     "bench": "put load on any OpenAI-compatible server and measure it",
+    "quality": "measure what a model's arithmetic costs in KL divergence and perplexity",
     "inspect": "show a model's graph, sizes, kernels and memory plan",
     "models": "list the catalog and what is here",
     "pull": "fetch a model",

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from driver import Driver, random_prompt, tiny_backend
-from numpy_executor import NumpyExecutor
 from tiny_model import CONFIG, GEMMA, TinyCheckpoint
 
 from headrace import _C
 from headrace.core.request import SamplingParams
 from headrace.model.config import ModelConfig
 from headrace.model.decoder import build_graph
+from headrace.model.numpy_executor import NumpyExecutor
 from headrace.model.quantize import FORMATS
 
 FLOATS = ("F32", "F16", "BF16")

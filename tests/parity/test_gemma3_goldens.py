@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from agreement import Rule, agree
 from golden_files import real_goldens
-from numpy_executor import NumpyExecutor
 
 from headrace.backend.cpu import CpuBackend
 from headrace.model.checkpoint import open_checkpoint
 from headrace.model.decoder import build_graph
+from headrace.model.numpy_executor import NumpyExecutor
 
 GRAPH_RULE = Rule(tolerance=5e-4, rms=1e-4)
 BACKEND_RULE = Rule(tolerance=0.5, rms=0.08, margin=0.1, max_flips=6)

@@ -12,11 +12,11 @@ import pytest
 from agreement import Golden, Rule, agree
 from golden_files import TINY_MODELS, real_goldens, tiny_folder, tiny_golden, tiny_prompt_logits
 from mistakes import MISTAKES
-from numpy_executor import NumpyExecutor
 
 from headrace.model.checkpoint import FileCheckpoint, open_checkpoint
 from headrace.model.decoder import build_graph
 from headrace.model.graph import Graph
+from headrace.model.numpy_executor import NumpyExecutor
 
 TINY_RULE = Rule(tolerance=1e-4, rms=2e-5)
 REAL_RULE = Rule(tolerance=5e-4, rms=1e-4)

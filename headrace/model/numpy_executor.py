@@ -1,7 +1,8 @@
 """Runs a Graph with plain NumPy: the slowest reading of model/graph.py, in which nothing is clever.
 
 One sequence, all positions at once, no KV cache. It proves the graph and the checkpoint against the goldens without any
-kernel, and serves as the second opinion for a backend. `dtype` is float64 where rounding must not matter.
+kernel, serves as the second opinion for a backend, and as float32 it is what `headrace quality` measures against.
+`dtype` is float64 where rounding must not matter.
 """
 
 from collections.abc import Sequence
@@ -45,13 +46,15 @@ class NumpyExecutor:
         return tensors[self.graph.output]
 
     def _embed(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
-        return weights[0][inputs[0]] * op.attrs["scale"]
+        rows: Array = weights[0][inputs[0]] * op.attrs["scale"]
+        return rows
 
     def _rms_norm(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
         x = inputs[0]
         heads = x.reshape(len(x), -1, op.attrs["head_dim"] or x.shape[1])
         scale = 1 / np.sqrt((heads * heads).mean(axis=-1, keepdims=True) + op.attrs["eps"])
-        return (heads * scale * weights[0]).reshape(x.shape).astype(self.dtype)
+        y: Array = (heads * scale * weights[0]).reshape(x.shape)
+        return y.astype(self.dtype)
 
     def _linear(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
         y = inputs[0] @ weights[0].T
@@ -83,18 +86,23 @@ class NumpyExecutor:
         weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weight /= weight.sum(axis=-1, keepdims=True)
         out = weight @ np.repeat(v, repeat, axis=0)
-        return out.swapaxes(0, 1).reshape(tokens, -1).astype(self.dtype)
+        rows: Array = out.swapaxes(0, 1).reshape(tokens, -1)
+        return rows.astype(self.dtype)
 
     def _gated_mlp(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
         gate, up = inputs[0] @ weights[0].T, inputs[0] @ weights[1].T
         if op.attrs["activation"] == "silu":
             # The exponent is clipped where float32 would overflow; the result there is 0 either way.
-            return gate / (1 + np.exp(np.minimum(-gate, 80))) * up
+            silu: Array = gate / (1 + np.exp(np.minimum(-gate, 80))) * up
+            return silu
         inner = np.sqrt(2 / np.pi).astype(self.dtype) * (gate + 0.044715 * gate**3)
-        return 0.5 * gate * (1 + np.tanh(inner)) * up
+        gelu: Array = 0.5 * gate * (1 + np.tanh(inner)) * up
+        return gelu
 
     def _add(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
-        return inputs[0] + inputs[1]
+        total: Array = inputs[0] + inputs[1]
+        return total
 
     def _select_rows(self, op: Op, inputs: list[Array], weights: list[Array]) -> Array:
-        return inputs[0][inputs[1]]
+        rows: Array = inputs[0][inputs[1]]
+        return rows
