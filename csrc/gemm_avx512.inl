@@ -7,7 +7,9 @@
 //
 // bf16 weights are multiplied by activations rounded to bf16, two inputs at a time in the order of vdpbf16ps.
 
-constexpr int kRowTile = 4;           // 8 integer and 8 float accumulators: enough to hide latencies, and no spills
+constexpr int kQuantTile = 6;         // rows whose 12 integer and 12 float sums stay in registers beside the weights
+constexpr int kQuantTileMin = 5;      // with mins, that take registers too
+constexpr int kFloatTile = 12;        // 24 sums: few tiles read a panel again
 constexpr int kBF16Slab = 256;        // inputs per pass over the rows of a bf16 panel
 
 inline void dot_quads(__m512i* acc, __m512i weights, const int8_t* x) {
@@ -40,23 +42,59 @@ inline __m512 load_scales(const uint8_t* at, int column) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at + 2 * column)));
 }
 
+// A tile of the rows of a block: its first row, and which of how many it is.
+struct Tile { int row, index, count; };
+
+template <int R>
+struct Rows { static constexpr int value = R; };
+
+// Calls run(Rows<rows>, tile): at most kMost rows.
+template <int kMost, typename Run>
+inline void with_rows(int rows, const Tile& tile, const Run& run) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return with_rows<kMost - 1>(rows, tile, run);
+  }
+  run(Rows<kMost>(), tile);
+}
+
+// Cuts rows into the fewest tiles of at most kMost, of nearly one size: a tile of one row costs as much as one of three.
+template <int kMost, typename Run>
+inline void for_row_tiles(int rows, const Run& run) {
+  const int tiles = (rows + kMost - 1) / kMost;
+  for (int i = 0, row = 0; i < tiles; ++i) {
+    const int count = (rows - row + tiles - i - 1) / (tiles - i);
+    with_rows<kMost>(count, {row, i, tiles}, run);
+    row += count;
+  }
+}
+
 // R rows by 32 columns over a whole panel. With one or two rows the sums of even and odd quads are kept apart, to hide
 // the latency of vpdpbusd.
 template <bool kNibbles, int R, int kQuads, bool kMin, bool kScaleF32>
-__attribute__((noinline)) void core(const uint8_t* group, int groups, const RowBlock* b, int row, float* tile) {
+__attribute__((noinline)) void core(const PackedWeight* w, const uint8_t* group, const RowBlock* b, const Tile& t,
+                                    float* tile) {
   constexpr int kWays = R <= 2 ? 2 : 1;
   constexpr int kScalesAt = kQuads * (kNibbles ? 64 : 128);
   constexpr int kScaleBytes = kPanel * (kScaleF32 ? 4 : 2);
+  constexpr int kGroupBytes = kScalesAt + kScaleBytes * (1 + kMin);
+  // One tile asks for what it needs itself soon; several share in asking for the next panel, so that memory works
+  // during all of them. Ready values are left to the hardware, which does them better.
+  const int64_t ahead = t.count > 1 ? w->panel_bytes : kPrefetchAhead;
+  int turn = t.index;
+  const int groups = w->k / (4 * kQuads), row = t.row;
   const int8_t* x = b->q + row * b->ldx;
   const int64_t ldx = b->ldx, rows = b->rows;
   const Factor* f = b->factors + row;
   __m512 y[R][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-  for (int g = 0; g < groups; ++g, group += kScalesAt + kScaleBytes * (1 + kMin), x += 4 * kQuads, f += rows) {
-    if (kNibbles && row == 0) prefetch_stream(group + kPrefetchAhead, kScalesAt + kScaleBytes * (1 + kMin));
+  for (int g = 0; g < groups; ++g, group += kGroupBytes, x += 4 * kQuads, f += rows) {
+    if (kNibbles && turn-- == 0) {
+      prefetch_stream(group + ahead, kGroupBytes);
+      turn = t.count - 1;
+    }
     __m512i acc[R][2][kWays];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       acc[r][0][0] = acc[r][1][0] = kMin ? _mm512_setzero_si512() : _mm512_set1_epi32(f[r].zero_term);
       if (kWays == 2) acc[r][0][kWays - 1] = acc[r][1][kWays - 1] = _mm512_setzero_si512();
@@ -65,7 +103,7 @@ __attribute__((noinline)) void core(const uint8_t* group, int groups, const RowB
     for (int quad = 0; quad < kQuads; ++quad) {
       __m512i v[2];
       load_quad<kNibbles>(group, quad, v);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         dot_quads(&acc[r][0][quad % kWays], v[0], x + r * ldx + 4 * quad);
         dot_quads(&acc[r][1][quad % kWays], v[1], x + r * ldx + 4 * quad);
@@ -76,7 +114,7 @@ __attribute__((noinline)) void core(const uint8_t* group, int groups, const RowB
       const __m512 w_scale = load_scales<kScaleF32>(group + kScalesAt, 16 * c);
       __m512 w_min;
       if (kMin) w_min = load_scales<kScaleF32>(group + kScalesAt + kScaleBytes, 16 * c);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const __m512i sum = kWays == 2 ? _mm512_add_epi32(acc[r][c][0], acc[r][c][kWays - 1]) : acc[r][c][0];
         const __m512 factor = _mm512_mul_ps(w_scale, _mm512_set1_ps(f[r].scale));
@@ -85,7 +123,7 @@ __attribute__((noinline)) void core(const uint8_t* group, int groups, const RowB
       }
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     _mm512_store_ps(tile + (row + r) * kPanel, y[r][0]);
     _mm512_store_ps(tile + (row + r) * kPanel + 16, y[r][1]);
@@ -94,33 +132,27 @@ __attribute__((noinline)) void core(const uint8_t* group, int groups, const RowB
 
 template <bool kNibbles, int kQuads, bool kMin, bool kScaleF32>
 void quantised_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
-  const int groups = w->k / (4 * kQuads);
-  for (int row = 0; row < b->rows; row += kRowTile) {
-    switch (b->rows - row) {
-      case 1: core<kNibbles, 1, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-      case 2: core<kNibbles, 2, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-      case 3: core<kNibbles, 3, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile); break;
-        default: core<kNibbles, kRowTile, kQuads, kMin, kScaleF32>(panel, groups, b, row, tile);
-    }
-  }
+  for_row_tiles<kMin ? kQuantTileMin : kQuantTile>(b->rows, [&](auto rows, const Tile& t) {
+    core<kNibbles, decltype(rows)::value, kQuads, kMin, kScaleF32>(w, panel, b, t, tile);
+  });
 }
 
 // f32 and f16 panels: R rows by 32 columns, one fused multiply-add per input.
 template <bool kHalf, int R>
 __attribute__((noinline)) void float_core(const uint8_t* panel, int64_t k, const float* x, int64_t ldx, float* tile) {
   __m512 y[R][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
   for (int64_t i = 0; i < k; ++i, panel += kPanel * (kHalf ? 2 : 4)) {
     const __m512 v[2] = {load_scales<!kHalf>(panel, 0), load_scales<!kHalf>(panel, 16)};
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const __m512 row = _mm512_set1_ps(x[r * ldx + i]);
       y[r][0] = _mm512_fmadd_ps(row, v[0], y[r][0]);
       y[r][1] = _mm512_fmadd_ps(row, v[1], y[r][1]);
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     _mm512_store_ps(tile + r * kPanel, y[r][0]);
     _mm512_store_ps(tile + r * kPanel + 16, y[r][1]);
@@ -129,16 +161,9 @@ __attribute__((noinline)) void float_core(const uint8_t* panel, int64_t k, const
 
 template <bool kHalf>
 void float_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, float* tile) {
-  for (int row = 0; row < b->rows; row += kRowTile) {
-    const float* x = b->x + row * b->ldx;
-    float* y = tile + row * kPanel;
-    switch (b->rows - row) {
-      case 1: float_core<kHalf, 1>(panel, w->k, x, b->ldx, y); break;
-      case 2: float_core<kHalf, 2>(panel, w->k, x, b->ldx, y); break;
-      case 3: float_core<kHalf, 3>(panel, w->k, x, b->ldx, y); break;
-      default: float_core<kHalf, kRowTile>(panel, w->k, x, b->ldx, y);
-    }
-  }
+  for_row_tiles<kFloatTile>(b->rows, [&](auto rows, const Tile& t) {
+    float_core<kHalf, decltype(rows)::value>(panel, w->k, b->x + t.row * b->ldx, b->ldx, tile + t.row * kPanel);
+  });
 }
 
 inline __m512bh load_bf16(const uint8_t* at) { return (__m512bh)_mm512_load_si512(at); }
@@ -153,21 +178,21 @@ inline __m512bh broadcast_bf16_pair(const uint16_t* x) {
 template <int R>
 __attribute__((noinline)) void bf16_core(const uint8_t* panel, int pairs, const uint16_t* x, float* tile) {
   __m512 y[R][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     y[r][0] = _mm512_load_ps(tile + r * kPanel);
     y[r][1] = _mm512_load_ps(tile + r * kPanel + 16);
   }
   for (int i = 0; i < pairs; ++i, panel += 2 * 2 * kPanel) {
     const __m512bh v[2] = {load_bf16(panel), load_bf16(panel + 64)};
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       const __m512bh row = broadcast_bf16_pair(x + r * kBF16Slab + 2 * i);
       y[r][0] = _mm512_dpbf16_ps(y[r][0], row, v[0]);
       y[r][1] = _mm512_dpbf16_ps(y[r][1], row, v[1]);
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     _mm512_store_ps(tile + r * kPanel, y[r][0]);
     _mm512_store_ps(tile + r * kPanel + 16, y[r][1]);
@@ -193,14 +218,9 @@ void bf16_panel(const PackedWeight* w, const uint8_t* panel, const RowBlock* b, 
     const int pairs = static_cast<int>((count + 1) / 2);
     const uint8_t* at = panel + begin * 2 * kPanel;
     round_to_bf16(b, begin, count, x);
-    for (int row = 0; row < b->rows; row += kRowTile) {
-      switch (b->rows - row) {
-        case 1: bf16_core<1>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-        case 2: bf16_core<2>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-        case 3: bf16_core<3>(at, pairs, x + row * kBF16Slab, tile + row * kPanel); break;
-            default: bf16_core<kRowTile>(at, pairs, x + row * kBF16Slab, tile + row * kPanel);
-      }
-    }
+    for_row_tiles<kFloatTile>(b->rows, [&](auto rows, const Tile& t) {
+      bf16_core<decltype(rows)::value>(at, pairs, x + t.row * kBF16Slab, tile + t.row * kPanel);
+    });
   }
 }
 

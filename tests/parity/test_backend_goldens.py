@@ -1,10 +1,12 @@
 """The CPU backend against transformers: paged KV cache, chunks, packed weights and native kernels, end to end.
 
 Rules are in units of the golden's spread (the standard deviation of its stored logits). What stands between the two
-sides: the KV cache is bf16, and integer weights meet activations rounded to int8 in groups of 32. Measured with AVX2:
+sides: the KV cache is bf16, integer weights meet activations rounded to int8 in groups of 32, and with AVX-512
+attention multiplies queries and weights rounded to bf16. Measured:
 
-    tiny models (float weights)   rms 0.007, worst 0.06, no margin of another token above 0.02
-    SmolLM2 (Q4_1)                rms 0.033, worst 0.18, at most 28 other tokens of 640, margins at most 0.33 logit
+    tiny models (float weights)   AVX2: rms 0.007, worst 0.06; AVX-512: rms 0.013, worst 0.06; no margin above 0.02
+                                  (the mildest mistake below: rms 0.09)
+    SmolLM2 (Q4_1), AVX2          rms 0.033, worst 0.18, at most 28 other tokens of 640, margins at most 0.33 logit
     llama.cpp on four of these    rms 0.03, worst 0.20, the same tokens differ
 """
 
@@ -21,7 +23,7 @@ from headrace.backend.cpu import CpuBackend
 from headrace.model.checkpoint import open_checkpoint
 from headrace.model.decoder import build_graph
 
-TINY_RULE = Rule(tolerance=0.09, rms=0.01, margin=0.03, max_flips=2)
+TINY_RULE = Rule(tolerance=0.09, rms=0.02, margin=0.03, max_flips=2)
 REAL_RULE = Rule(tolerance=0.3, rms=0.045, margin=0.06, max_flips=7)
 
 
