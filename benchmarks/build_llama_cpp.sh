@@ -15,5 +15,5 @@ if [ ! -d "llama_cpp_python-$version" ]; then
 fi
 cmake -S "llama_cpp_python-$version/vendor/llama.cpp" -B build -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DBUILD_SHARED_LIBS=OFF
-cmake --build build --target llama-server llama-bench llama-quantize llama-tokenize
+cmake --build build -j "${JOBS:-$(nproc)}" --target llama-server llama-bench llama-quantize llama-tokenize llama-perplexity
 echo "$target/build/bin/llama-server"
