@@ -1,5 +1,6 @@
-// What this core can do at most, as the yardstick of benchmarks/kernels.py: byte multiply-adds in registers, and reading
-// memory. Compiled by that script into a shared library; every function returns a count of operations or bytes done.
+// What this core can do at most, as the yardstick of benchmarks/kernels.py and attention.py: multiply-adds of bytes and
+// of bf16 and f32 in registers, and reading memory. Compiled by them into a shared library; every function returns a
+// count of operations or bytes done.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -19,6 +20,21 @@ extern "C" int64_t run_maddubs(int64_t rounds) {
 extern "C" int64_t run_dpbusd(int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(DPBUSD)::: LOW_REGISTERS);
   return rounds * 8 * 128;
+}
+
+#define DPBF16(i) "vdpbf16ps %%zmm8, %%zmm9, %%zmm" i "\n\t"
+#define FMA(i) "vfmadd231ps %%ymm8, %%ymm9, %%ymm" i "\n\t"
+
+// 32 multiply-adds of bf16 an instruction. Only where there is AVX-512 with BF16.
+extern "C" int64_t run_dpbf16(int64_t rounds) {
+  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(DPBF16)::: LOW_REGISTERS);
+  return rounds * 8 * 64;
+}
+
+// 8 multiply-adds of f32 an instruction.
+extern "C" int64_t run_fma(int64_t rounds) {
+  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(FMA)::: LOW_REGISTERS);
+  return rounds * 8 * 16;
 }
 
 extern "C" int has_vnni() { return __builtin_cpu_supports("avx512vnni"); }

@@ -1,20 +1,22 @@
-// Attention over the paged KV cache: softmax(q k / sqrt(d)) v, computed online, tile by tile.
+// Attention over the paged KV cache: softmax(q k / sqrt(d)) v, partition by partition.
 //
 // A row is one query head of one query token. The rows that share a KV head are computed together, so each block of K
-// and V is read once for all of them. A tile is one block of the cache; a partition is 256 positions (kPartition):
+// and V is read once for all of them. A partition is 256 positions (kPartition), several blocks of the cache:
 //
 //   positions   0 ........ 255 | 256 ....... 511 | 512 ...            partitions, each from a fresh (max, sum, acc)
-//               [blk][blk]...  | [blk][blk]...   |                    tiles, in ascending order inside a partition
+//               [blk][blk]...  | [blk][blk]...   |
 //
-// Both products are C[rows][n] (+)= A[rows][k] B[k / 2][n][2]: scores = q K with n = tokens, k = head_dim, and
-// acc += p V with n = head_dim, k = tokens. Every element of C is one chain in ascending k, so how rows are grouped
-// cannot change a bit. A tile in which a row sees nothing leaves the row's max and sum alone and adds zero times a
-// finite V to its acc. V of tokens that no row of the tile sees is never multiplied: it may be anything.
+// A partition takes three passes: the scores of all its tokens, their softmax row by row, and the weighted sum of V. The
+// largest score is known before the first weight, so nothing is ever rescaled, and acc stays in registers.
+//
+// Both products are C[rows][n] = A[rows][k] B[k / 2][n][2]: scores = q K with n = tokens of a block, k = head_dim, and
+// acc = p V with n = head_dim, k = tokens of the partition. Every element of C is one chain in ascending k, so how rows
+// are grouped cannot change a bit. A token that a row does not see has weight zero and adds zero times a finite V. V of
+// tokens that no row of the chunk sees is never multiplied: it may be anything.
 //
 // Scores are in units of log2, so that a weight is 2^(score - max): scale and log2(e) are folded into q, or, with a
 // softcap, log2(e) into the cap.
 
-constexpr int kMaxBlock = 32;      // tokens per block
 constexpr int kChunkRows = 24;     // rows whose state stays in the L1 cache
 constexpr float kLog2E = 1.44269504f;
 
@@ -22,7 +24,6 @@ constexpr float kLog2E = 1.44269504f;
 constexpr int kQueryTile = 12;     // rows per product
 constexpr int kAccumulators = 24;
 typedef uint16_t Operand;          // A as bf16
-inline Operand to_operand(float x) { return to_bf16(x); }
 #else
 #if defined(HEADRACE_ISA_AVX2)
 constexpr int kQueryTile = 6;
@@ -32,38 +33,50 @@ constexpr int kQueryTile = 2;
 constexpr int kAccumulators = 8;
 #endif
 typedef float Operand;
-inline Operand to_operand(float x) { return x; }
 #endif
 constexpr int kFewRows = 4;        // with so few rows a product waits for memory, and fetches ahead
 constexpr int kNarrow = 16 / kLanes;  // vectors of 16 columns, the granule of block_size and head_dim
+constexpr int kScoreStep = kPartition + 16;  // floats from a row of scores to the next: apart in the L1 cache's sets
+constexpr int kWeightStep = kScoreStep * sizeof(float) / sizeof(Operand);  // weights take the place of scores
+constexpr int kMaxRuns = kPartition / 16 + 2;  // blocks of a partition, and two edges
 
-// One product's operands. A's pair i of row r is at a[r * kRowStep + i * kPairStep].
+// Consecutive pairs of B. `ahead` leads from `b` to what is needed next, to be fetched meanwhile; 0: nothing.
+struct Run {
+  const uint16_t* b;
+  int pairs;
+  int64_t ahead;
+};
+
+// One product's operands. A's pair i of row r is at a[r * kRowStep + i * kPairStep]; B's pairs are those of the runs.
 struct ProductArgs {
   const Operand* a;
-  const uint16_t* b;
-  int pairs, columns;
+  const Run* runs;
+  int num_runs, columns;
   float* c;
   int64_t ldc;
-  bool accumulate;
-  int64_t ahead;       // from b to the same operand of the next tile, to be fetched meanwhile; 0: none
 };
 
 // Columns [column, column + V * kLanes) of R rows.
 template <int R, int V, int kRowStep, int kPairStep>
 inline void product_columns(const ProductArgs& p, int column) {
   f32v sums[R][V];
-  float* c = p.c + column;
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sums[r][v] = p.accumulate ? v_load(c + r * p.ldc + v * kLanes) : v_zero();
+    for (int v = 0; v < V; ++v) sums[r][v] = v_zero();
   }
   const Operand* a = p.a;
-  const uint16_t* b = p.b + 2 * column;
-  for (int i = 0; i < p.pairs; ++i, a += kPairStep, b += 2 * p.columns) {
-    if (R <= kFewRows) {
+  const Run* run = p.runs;
+  const uint16_t* b = run->b + 2 * column;
+  for (int left = run->pairs;; a += kPairStep, b += 2 * p.columns, --left) {
+    if (left == 0) {
+      if (++run == p.runs + p.num_runs) break;
+      left = run->pairs;
+      b = run->b + 2 * column;
+    }
+    if (R <= kFewRows) {  // into the L2 cache: with the L1 cache's few misses in flight memory is waited for
 #pragma GCC unroll 4
-      for (int line = 0; line < V * kLanes / 16; ++line) __builtin_prefetch(b + p.ahead + 32 * line);
+      for (int line = 0; line < V * kLanes / 16; ++line) __builtin_prefetch(b + run->ahead + 32 * line, 0, 2);
     }
 #if defined(HEADRACE_ISA_AVX512)
     __m512bh columns[V];
@@ -112,7 +125,7 @@ inline void product_columns(const ProductArgs& p, int column) {
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) v_store(c + r * p.ldc + v * kLanes, sums[r][v]);
+    for (int v = 0; v < V; ++v) v_store(p.c + column + r * p.ldc + v * kLanes, sums[r][v]);
   }
 }
 
@@ -129,11 +142,11 @@ __attribute__((noinline)) void product_rows(const ProductArgs& p) {
   for (; column < p.columns; column += 16) product_columns<R, kNarrow, kRowStep, kPairStep>(p, column);
 }
 
-// A of a score product is packed [pair][row][2] for its row tile; A of a value product is [row][kMaxBlock].
+// A of a score product is packed [pair][row][2] for its row tile; A of a value product is [row][kWeightStep].
 template <int R>
 void score_product(const ProductArgs& p) { product_rows<R, 2, 2 * R>(p); }
 template <int R>
-void value_product(const ProductArgs& p) { product_rows<R, kMaxBlock, 2>(p); }
+void value_product(const ProductArgs& p) { product_rows<R, kWeightStep, 2>(p); }
 
 typedef void (*Product)(const ProductArgs& p);
 #if defined(HEADRACE_ISA_AVX512)
@@ -153,6 +166,34 @@ const Product kScoreProducts[kQueryTile] = {score_product<1>, score_product<2>};
 const Product kValueProducts[kQueryTile] = {value_product<1>, value_product<2>};
 #endif
 
+// kLanes values as operands of a product. On AVX-512 rounded to bf16.
+inline void store_operands(Operand* to, f32v x) {
+#if defined(HEADRACE_ISA_AVX512)
+  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x);
+  __builtin_memcpy(to, &rounded, sizeof(rounded));
+#else
+  v_store(to, x);
+#endif
+}
+
+// 2^(score - max), zero for a score of -inf. Where weights are rounded to bf16 a polynomial of degree 4 is exact enough
+// (3e-6); p(0) is 1, so that the weight of the largest score is exactly 1.
+inline f32v weight_of(f32v score, f32v max) {
+#if defined(HEADRACE_ISA_AVX512)
+  const f32v x = v_max(v_set1(-200.0f), v_sub(score, max));  // 2^-200 is zero; a NaN stays one
+  const f32v n = _mm512_roundscale_ps(x, 8);
+  const f32v f = v_sub(x, n);
+  f32v p = v_set1(0x1.3a02ccp-7f);
+  p = v_fma(p, f, v_set1(0x1.c9fc46p-5f));
+  p = v_fma(p, f, v_set1(0x1.ec0378p-3f));
+  p = v_fma(p, f, v_set1(0x1.62e12cp-1f));
+  p = v_fma(p, f, v_set1(1.0f));
+  return _mm512_scalef_ps(p, n);
+#else
+  return v_exp2(v_sub(score, max));
+#endif
+}
+
 // Some rows of one item, and their state. Row r of the chunk is query head (first_row + r) % group of query token
 // (first_row + r) / group of the item.
 struct Chunk {
@@ -161,13 +202,12 @@ struct Chunk {
   int64_t visible_begin[kChunkRows];       // positions a row sees: [begin, end)
   int64_t visible_end[kChunkRows];
   int64_t begin, end;                      // their union
-  float max[kChunkRows];                   // of the partition so far
-  float sum[kChunkRows * kLanes];
+  float max[kChunkRows];                   // of the partition
+  float sum[kChunkRows];
   float total_max[kChunkRows];             // of the partitions merged so far
   float total_sum[kChunkRows];
   Operand q[kChunkRows * kMaxHeadDim];
-  float scores[kChunkRows * kMaxBlock];
-  Operand weights[kChunkRows * kMaxBlock];
+  float scores[kChunkRows * kScoreStep];   // of the partition; then, from the same row's beginning, its weights
   float acc[kChunkRows * kMaxHeadDim];     // [row][head_dim]
   float total[kChunkRows * kMaxHeadDim];
 };
@@ -207,62 +247,50 @@ void begin_chunk(const AttentionArgs* a, const AttentionItem* item, int first_ro
     const int tile_rows = rows - tile_first < chunk->first_tile_rows ? rows - tile_first : chunk->first_tile_rows;
     const float* q = a->q + row_offset(a, item, first_row + r, a->ldq);
     Operand* packed = chunk->q + tile_first * a->head_dim + 2 * tile_row;
+    Operand scaled[kMaxHeadDim];
+    for (int d = 0; d < a->head_dim; d += kLanes) store_operands(scaled + d, v_mul(v_load(q + d), v_set1(factor)));
     for (int d = 0; d < a->head_dim; d += 2, packed += 2 * tile_rows) {
-      packed[0] = to_operand(q[d] * factor);
-      packed[1] = to_operand(q[d + 1] * factor);
+      __builtin_memcpy(packed, scaled + d, 2 * sizeof(Operand));
     }
   }
 }
 
-inline void store_weights(Operand* weights, int t, f32v p) {
-#if defined(HEADRACE_ISA_AVX512)
-  const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(p);
-  __builtin_memcpy(weights + t, &rounded, sizeof(rounded));
-#else
-  v_store(weights + t, p);
-#endif
+// +inf in lanes [lo, hi), -inf in the others: the minimum with it hides what a row does not see.
+inline f32v visible_lanes(int lo, int hi) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i >= lo && i < hi ? kInfinity : -kInfinity;
+  return v_load(lanes);
 }
 
-// Scores of tokens [lo, hi) of a tile -> weights of the whole tile, and the row's max, sum and acc rescaled to them.
-inline void weigh_row(const AttentionArgs* a, Chunk* chunk, int r, int lo, int hi) {
-  const int tokens = a->block_size;
-  float* scores = chunk->scores + r * kMaxBlock;
-  Operand* weights = chunk->weights + r * kMaxBlock;
-  if (lo >= hi) {
-    for (int t = 0; t < tokens; ++t) weights[t] = 0;
-    return;
+// Scores of tokens [lo, hi) of a partition -> weights of [begin, end), multiples of kLanes; the row's max and sum.
+inline void weigh_row(const AttentionArgs* a, Chunk* chunk, int r, int lo, int hi, int begin, int end) {
+  float* scores = chunk->scores + r * kScoreStep;
+  Operand* weights = reinterpret_cast<Operand*>(scores);
+  const int first = lo < hi ? lo / kLanes * kLanes : end, last = lo < hi ? (hi + kLanes - 1) / kLanes * kLanes : end;
+  f32v most = v_set1(-kInfinity);
+  for (int t = first; t < last; t += kLanes) {
+    f32v x = v_load(scores + t);
+    const bool whole = t >= lo && t + kLanes <= hi;
+    if (a->softcap > 0.0f) x = v_mul(v_set1(a->softcap * kLog2E), v_tanh(x));
+    if (!whole) x = v_min(x, visible_lanes(lo - t, hi - t));
+    if (!whole || a->softcap > 0.0f) v_store(scores + t, x);
+    most = v_max(most, x);
   }
-  if (a->softcap > 0.0f) {
-    const f32v cap = v_set1(a->softcap * kLog2E);
-    for (int t = 0; t < tokens; t += kLanes) v_store(scores + t, v_mul(cap, v_tanh(v_load(scores + t))));
-  }
-  for (int t = 0; t < lo; ++t) scores[t] = -kInfinity;
-  for (int t = hi; t < tokens; ++t) scores[t] = -kInfinity;
-  f32v most = v_load(scores);
-  for (int t = kLanes; t < tokens; t += kLanes) most = v_max(most, v_load(scores + t));
-  const float old_max = chunk->max[r], tile_max = v_hmax(most);
-  float* sum = chunk->sum + r * kLanes;
-  if (tile_max > old_max) {
-    chunk->max[r] = tile_max;
-    if (old_max > -kInfinity) {
-      const f32v factor = v_exp2(v_set1(old_max - tile_max));
-      float* acc = chunk->acc + r * a->head_dim;
-      for (int d = 0; d < a->head_dim; d += kLanes) v_store(acc + d, v_mul(v_load(acc + d), factor));
-      v_store(sum, v_mul(v_load(sum), factor));
-    }
-  }
+  chunk->max[r] = v_hmax(most);
   const f32v max = v_set1(chunk->max[r]);
-  f32v total = v_load(sum);
-  for (int t = 0; t < tokens; t += kLanes) {
-    const f32v p = v_exp2(v_sub(v_load(scores + t), max));
+  f32v total = v_zero();
+  for (int t = begin; t < first; t += kLanes) store_operands(weights + t, v_zero());
+  for (int t = first; t < last; t += kLanes) {
+    const f32v p = weight_of(v_load(scores + t), max);
     total = v_add(total, p);
-    store_weights(weights, t, p);
+    store_operands(weights + t, p);
   }
-  v_store(sum, total);
+  for (int t = last; t < end; t += kLanes) store_operands(weights + t, v_zero());
+  chunk->sum[r] = v_hsum(total);
 }
 
-inline void multiply_rows(const Chunk* chunk, const Product* products, bool scores, ProductArgs p) {
-  const int64_t row_operands = scores ? 2 * p.pairs : kMaxBlock;
+// One product of all rows, row tile by row tile, whose operands of A lie `row_operands` apart from row to row.
+inline void multiply_rows(const Chunk* chunk, const Product* products, int row_operands, ProductArgs p) {
   for (int left = chunk->rows; left > 0; left -= chunk->first_tile_rows) {
     const int rows = left < chunk->first_tile_rows ? left : chunk->first_tile_rows;
     products[rows - 1](p);
@@ -271,56 +299,73 @@ inline void multiply_rows(const Chunk* chunk, const Product* products, bool scor
   }
 }
 
-// acc += weights * V over the token pairs that hold [lo, hi). A pair that a bound cuts is copied, its hidden half zero.
-void add_values(const AttentionArgs* a, Chunk* chunk, const uint16_t* v, int lo, int hi, int64_t ahead) {
-  const int64_t pair_size = 2 * a->head_dim;
-  ProductArgs p = {chunk->weights, v, 0, a->head_dim, chunk->acc, a->head_dim, true, ahead};
-  uint16_t edge[2 * kMaxHeadDim];
-  for (int pair = lo / 2, end = (hi + 1) / 2; pair < end; pair += p.pairs) {
-    const bool cut = 2 * pair < lo || 2 * pair + 2 > hi;
-    p.a = chunk->weights + 2 * pair;
-    p.b = cut ? edge : v + pair * pair_size;
-    p.ahead = cut ? 0 : ahead;
-    p.pairs = cut ? 1 : hi / 2 - pair;
-    for (int i = 0; cut && i < pair_size; ++i) {
-      const int token = 2 * pair + i % 2;
-      edge[i] = token < lo || token >= hi ? 0 : v[pair * pair_size + i];
+// Where the block's K, and V, begin in the cache.
+inline int64_t block_offset(const AttentionArgs* a, const AttentionItem* item, int64_t block) {
+  const int64_t id = a->block_table[static_cast<int64_t>(item->seq) * a->max_blocks + block];
+  return id * a->block_stride + static_cast<int64_t>(item->kv_head) * a->head_dim * a->block_size;
+}
+
+// Positions [begin, end) of a chunk in one partition that starts at `first`.
+struct Span {
+  int64_t first, begin, end;
+};
+
+void score_span(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, const Span& span) {
+  for (int64_t block = span.begin / a->block_size; block * a->block_size < span.end; ++block) {
+    const int64_t at = block_offset(a, item, block);
+    const Run run = {a->k_cache + at, a->head_dim / 2, a->v_cache - a->k_cache};
+    multiply_rows(chunk, kScoreProducts, a->head_dim,
+                  {chunk->q, &run, 1, a->block_size, chunk->scores + block * a->block_size - span.first, kScoreStep});
+  }
+}
+
+// acc = weights * V over the token pairs that hold the span. A pair that a bound cuts is copied, its hidden half zero.
+void sum_values(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, const Span& span) {
+  const int64_t pair_size = 2 * a->head_dim, blocks_ahead = a->partition / a->block_size;
+  Run runs[kMaxRuns];
+  uint16_t edges[2][2 * kMaxHeadDim];
+  int num_runs = 0, num_edges = 0;
+  for (int64_t token = span.begin / 2 * 2, next; token < span.end; token = next) {
+    const int64_t block = token / a->block_size, in_block = token % a->block_size / 2 * pair_size;
+    const uint16_t* v = a->v_cache + block_offset(a, item, block) + in_block;
+    if (token < span.begin || token + 2 > span.end) {
+      uint16_t* edge = edges[num_edges++];
+      for (int i = 0; i < pair_size; ++i) {
+        edge[i] = token + i % 2 < span.begin || token + i % 2 >= span.end ? 0 : v[i];
+      }
+      runs[num_runs++] = {edge, 1, 0};
+      next = token + 2;
+      continue;
     }
-    multiply_rows(chunk, kValueProducts, false, p);
+    next = (block + 1) * a->block_size < span.end ? (block + 1) * a->block_size : span.end / 2 * 2;
+    const int64_t later = block + blocks_ahead;  // the same block of the next partition: its K is needed next
+    const int64_t ahead =
+        later * a->block_size < chunk->end ? a->k_cache + block_offset(a, item, later) + in_block - v : 0;
+    runs[num_runs++] = {v, static_cast<int>(next - token) / 2, ahead};
   }
-}
-
-// Where the tile's K, and V, begin in the cache.
-inline int64_t tile_offset(const AttentionArgs* a, const AttentionItem* item, int64_t tile) {
-  const int64_t block = a->block_table[static_cast<int64_t>(item->seq) * a->max_blocks + tile];
-  return block * a->block_stride + static_cast<int64_t>(item->kv_head) * a->head_dim * a->block_size;
-}
-
-void attend_tile(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, int64_t tile) {
-  const int tokens = a->block_size;
-  const int64_t at = tile_offset(a, item, tile);
-  const int64_t ahead = (tile + 1) * tokens < chunk->end ? tile_offset(a, item, tile + 1) - at : 0;
-  multiply_rows(chunk, kScoreProducts, true,
-                {chunk->q, a->k_cache + at, a->head_dim / 2, tokens, chunk->scores, kMaxBlock, false, ahead});
-  const int64_t first = tile * tokens;
-  for (int r = 0; r < chunk->rows; ++r) {
-    const int64_t lo = chunk->visible_begin[r] - first, hi = chunk->visible_end[r] - first;
-    weigh_row(a, chunk, r, static_cast<int>(lo < 0 ? 0 : lo), static_cast<int>(hi > tokens ? tokens : hi));
-  }
-  const int64_t lo = chunk->begin - first, hi = chunk->end - first;
-  add_values(a, chunk, a->v_cache + at, static_cast<int>(lo < 0 ? 0 : lo), static_cast<int>(hi > tokens ? tokens : hi),
-             ahead);
+  const Operand* weights = reinterpret_cast<const Operand*>(chunk->scores) + (span.begin - span.first) / 2 * 2;
+  multiply_rows(chunk, kValueProducts, kWeightStep,
+                {weights, runs, num_runs, a->head_dim, chunk->acc, a->head_dim});
 }
 
 // One partition from a fresh state. Rows that see nothing of it end with sum 0.
 void attend_partition(const AttentionArgs* a, const AttentionItem* item, Chunk* chunk, int64_t partition) {
-  for (int r = 0; r < chunk->rows; ++r) chunk->max[r] = -kInfinity;
-  __builtin_memset(chunk->sum, 0, sizeof(float) * chunk->rows * kLanes);
-  __builtin_memset(chunk->acc, 0, sizeof(float) * chunk->rows * a->head_dim);
-  int64_t begin = partition * a->partition, end = begin + a->partition;
-  if (begin < chunk->begin) begin = chunk->begin;
-  if (end > chunk->end) end = chunk->end;
-  for (int64_t tile = begin / a->block_size; tile * a->block_size < end; ++tile) attend_tile(a, item, chunk, tile);
+  Span span = {partition * a->partition, partition * a->partition, (partition + 1) * a->partition};
+  if (span.begin < chunk->begin) span.begin = chunk->begin;
+  if (span.end > chunk->end) span.end = chunk->end;
+  if (span.begin >= span.end) {
+    for (int r = 0; r < chunk->rows; ++r) chunk->sum[r] = 0.0f;
+    return;
+  }
+  score_span(a, item, chunk, span);
+  const int size = a->block_size;
+  const int begin = static_cast<int>(span.begin - span.first) / size * size;
+  const int end = static_cast<int>(span.end - span.first + size - 1) / size * size;
+  for (int r = 0; r < chunk->rows; ++r) {
+    const int64_t lo = chunk->visible_begin[r] - span.first, hi = chunk->visible_end[r] - span.first;
+    weigh_row(a, chunk, r, static_cast<int>(lo < begin ? begin : lo), static_cast<int>(hi > end ? end : hi), begin, end);
+  }
+  sum_values(a, item, chunk, span);
 }
 
 // (max, sum, acc) += (part_max, part_sum, part): the one way in which partitions are combined, in ascending order.
@@ -350,7 +395,7 @@ inline void write_row(const float* acc, float sum, int head_dim, float* out) {
 inline void write_partial(const AttentionArgs* a, const Chunk* chunk, int r, int64_t partial) {
   const int64_t index = partial * a->partial_rows + chunk->first_row + r;
   a->partial_max[index] = chunk->max[r];
-  a->partial_sum[index] = v_hsum(v_load(chunk->sum + r * kLanes));
+  a->partial_sum[index] = chunk->sum[r];
   __builtin_memcpy(a->partial_acc + index * a->head_dim, chunk->acc + r * a->head_dim, sizeof(float) * a->head_dim);
 }
 
@@ -366,7 +411,7 @@ void attention(const AttentionArgs* a, const AttentionItem* item, void* scratch)
         if (item->partial >= 0) {
           write_partial(a, chunk, r, item->partial + partition - item->part_begin);
         } else {
-          merge_partition(chunk->acc + r * dim, chunk->max[r], v_hsum(v_load(chunk->sum + r * kLanes)), dim,
+          merge_partition(chunk->acc + r * dim, chunk->max[r], chunk->sum[r], dim,
                           chunk->total + r * dim, &chunk->total_max[r], &chunk->total_sum[r]);
         }
       }

@@ -155,6 +155,7 @@ class Kernels {
                  int32_t window, float softcap, const Array<const int32_t>& items, int32_t partition) const {
     require(k_cache.ndim() == 5 && v_cache.ndim() == 5 && q.ndim() == 2, "q, k_cache, v_cache: wrong axes");
     require(items.ndim() == 2 && items.shape(1) == 7 && block_table.ndim() == 2, "items, block_table: wrong axes");
+    require(partition > 0 && partition <= kPartition, "partition: more positions than the kernels hold");
     AttentionArgs a = {};
     a.head_dim = static_cast<int32_t>(2 * k_cache.shape(2));
     a.num_kv_heads = static_cast<int32_t>(k_cache.shape(1));

@@ -76,7 +76,7 @@ class PagedCache:
         """Position of a token of the step."""
         return self.shape.seq_lens[seq] - int(self.cu_seqlens_q[seq + 1]) + token
 
-    def items(self, tokens: int, split: int) -> I32:
+    def items(self, tokens: int, split: int, partition: int) -> I32:
         """Work items of `tokens` query tokens; with `split`, of so many partitions each, to be merged."""
         items: list[tuple[int, ...]] = []
         for seq in range(len(self.shape.seq_lens)):
@@ -84,7 +84,7 @@ class PagedCache:
             for head in range(self.shape.kv_heads):
                 for first in range(begin, end, tokens):
                     last = min(first + tokens, end)
-                    partitions = -(-(self.first_position(seq, last - 1) + 1) // PARTITION)
+                    partitions = -(-(self.first_position(seq, last - 1) + 1) // partition)
                     step = split or partitions
                     for part in range(0, partitions, step):
                         partial = sum(item[5] - item[4] for item in items) if split else -1
@@ -97,7 +97,9 @@ class PagedCache:
         lengths = np.array(s.seq_lens, np.int32)
         tables = (self.k_cache, self.v_cache, self.block_table, self.cu_seqlens_q, lengths)
         scale = s.head_dim**-0.5
-        kernels.attention(self.q, out, *tables, scale, s.window, s.softcap, self.items(tokens, split), partition)
+        kernels.attention(
+            self.q, out, *tables, scale, s.window, s.softcap, self.items(tokens, split, partition), partition
+        )
         return out
 
     def exact(self) -> F64:

@@ -46,7 +46,7 @@ def test_no_cut_of_the_work_changes_a_bit(kernels: Kernels, shape: Shape) -> Non
 def test_moving_the_partition_boundaries_changes_bits(kernels: Kernels) -> None:
     """The property above can fail: the partition length is part of the result."""
     cache = PagedCache(SHAPES["gqa3"])
-    assert not same_bits(cache.attend(kernels, partition=512), cache.attend(kernels))
+    assert not same_bits(cache.attend(kernels, partition=128), cache.attend(kernels))
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 255, 256, 257])
