@@ -1,9 +1,9 @@
 """Attention speed on one core, as a fraction of what the core can do: peak and kernel measured in the same process.
 
 Prefill: the last `chunk` tokens of a 2,048-token context. Decode: one token of eight sequences at each context, blocks
-taken from a pool larger than the caches. Gflop/s count the scores and values that a causal mask leaves (4 x heads x head
-dim for each query and key), against the peak of VDPBF16PS, or of f32 FMA for the other kernels; GB/s count the keys and
-values read once. Times are the fastest of many samples. Needs a C++ compiler for the peaks.
+taken from a pool larger than the caches. Gflop/s count the scores and values that a causal mask leaves (4 x heads x
+head dim for each query and key), against the peak of VDPBF16PS, or of f32 FMA for the other kernels; GB/s count the
+keys and values read once. Times are the fastest of many samples. Needs a C++ compiler for the peaks.
 
     python benchmarks/attention.py [--isa avx2] [--block-size 32] [--prefill 256,512] [--decode 128,1024,8192]
 """
@@ -126,7 +126,8 @@ def main(arguments: list[str]) -> int:
     peak = peak_gflops(kernels.name)
     print(f"{kernels.name}, one core: peak {peak:.0f} Gflop/s")
     print(
-        f"{'model':13} {'work':7} {'seqs':>4} {'context':>7} {'chunk':>5} {'ms':>8} {'Gflop/s':>8} {'of peak':>7} {'GB/s':>6}"
+        f"{'model':13} {'work':7} {'seqs':>4} {'context':>7} {'chunk':>5} {'ms':>8} {'Gflop/s':>8} "
+        f"{'of peak':>7} {'GB/s':>6}"
     )
     for model in MODELS:
         works = [Work(model, 1, CONTEXT, int(n)) for n in options.prefill.split(",") if n]
