@@ -11,18 +11,12 @@ keys and values read once. Times are the fastest of many samples. Needs a C++ co
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from peaks import PeakLibrary, fastest
 
 from headrace._C import Kernels
 
@@ -52,30 +46,6 @@ class Work:
     def bytes(self) -> float:
         _, kv_heads, dim = MODELS[self.model]
         return 4.0 * kv_heads * dim * self.context * self.sequences
-
-
-def fastest(call: Callable[[], object], samples: int) -> float:
-    """Seconds of the fastest call."""
-    times = []
-    for _ in range(samples):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def peak_gflops(isa: str) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "peaks.so"
-        source = Path(__file__).with_name("peaks.cpp")
-        subprocess.run(
-            [os.environ.get("CXX", "c++"), "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-        )
-        code = ctypes.CDLL(str(library))
-    run = code.run_dpbf16 if isa == "avx512" else code.run_fma
-    run.restype = ctypes.c_int64
-    rounds = ctypes.c_int64(50_000)
-    return float(run(rounds) / fastest(lambda: run(rounds), 100) * 1e-9)
 
 
 def items_of(work: Work) -> npt.NDArray[np.int32]:
@@ -123,7 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=15)
     options = parser.parse_args(arguments)
     kernels = Kernels(options.isa)
-    peak = peak_gflops(kernels.name)
+    peak = PeakLibrary().gops("dpbf16" if kernels.name == "avx512" else "fma")
     print(f"{kernels.name}, one core: peak {peak:.0f} Gflop/s")
     print(
         f"{'model':13} {'work':7} {'seqs':>4} {'context':>7} {'chunk':>5} {'ms':>8} {'Gflop/s':>8} "

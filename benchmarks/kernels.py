@@ -11,20 +11,15 @@ peaks and kernels alike, so that a busy machine hurts less. Needs a C++ compiler
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from peaks import PeakLibrary, fastest
 
 from headrace._C import Kernels, Weight
 
@@ -66,34 +61,14 @@ class Peaks:
     """The yardsticks, from peaks.cpp: Gop/s of byte multiply-adds and GB/s of reading."""
 
     def __init__(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder) / "peaks.so"
-            source = Path(__file__).with_name("peaks.cpp")
-            compiler = os.environ.get("CXX", "c++")
-            subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-            code = ctypes.CDLL(str(library))
-        for function in (code.run_maddubs, code.run_dpbusd, code.read_memory):
-            function.restype = ctypes.c_int64
-        vnni = bool(code.has_vnni())
-        multiply = code.run_dpbusd if vnni else code.run_maddubs
-        self.instruction = "VPDPBUSD" if vnni else "VPMADDUBSW"
-        rounds = ctypes.c_int64(50_000)
-        self.gop_per_s = multiply(rounds) / fastest(lambda: multiply(rounds), 100) * 1e-9
+        library = PeakLibrary()
+        self.instruction = "VPDPBUSD" if library.has_vnni else "VPMADDUBSW"
+        self.gop_per_s = library.gops("dpbusd" if library.has_vnni else "maddubs")
         memory = np.ones(256 << 20, np.uint8)
         piece = 1 << 20
         offsets = cycle(range(0, len(memory), piece))
-        read = lambda: code.read_memory(ctypes.c_void_p(memory.ctypes.data + next(offsets)), ctypes.c_int64(piece))  # noqa: E731
+        read = lambda: library.read_memory(memory.ctypes.data + next(offsets), piece)  # noqa: E731
         self.gb_per_s = piece / fastest(read, 1000) * 1e-9
-
-
-def fastest(call: Callable[[], object], samples: int) -> float:
-    """Seconds of the fastest call."""
-    times = []
-    for _ in range(samples):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def random_rows(name: str, n: int, k: int) -> npt.NDArray[np.uint8]:

@@ -8,34 +8,21 @@
 #define EIGHT_TIMES(op) op("0") op("1") op("2") op("3") op("4") op("5") op("6") op("7")
 #define MADDUBS(i) "vpmaddubsw %%ymm8, %%ymm9, %%ymm" i "\n\t"
 #define DPBUSD(i) "vpdpbusd %%zmm8, %%zmm9, %%zmm" i "\n\t"
-#define LOW_REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
-
-// 32 multiply-adds of bytes an instruction.
-extern "C" int64_t run_maddubs(int64_t rounds) {
-  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(MADDUBS)::: LOW_REGISTERS);
-  return rounds * 8 * 64;
-}
-
-// 64 multiply-adds of bytes an instruction. Only where there is AVX-512 with VNNI.
-extern "C" int64_t run_dpbusd(int64_t rounds) {
-  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(DPBUSD)::: LOW_REGISTERS);
-  return rounds * 8 * 128;
-}
-
 #define DPBF16(i) "vdpbf16ps %%zmm8, %%zmm9, %%zmm" i "\n\t"
 #define FMA(i) "vfmadd231ps %%ymm8, %%ymm9, %%ymm" i "\n\t"
+#define LOW_REGISTERS "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7"
 
-// 32 multiply-adds of bf16 an instruction. Only where there is AVX-512 with BF16.
-extern "C" int64_t run_dpbf16(int64_t rounds) {
-  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(DPBF16)::: LOW_REGISTERS);
-  return rounds * 8 * 64;
-}
+// Eight independent instructions a round, each of so many multiply-adds, which count as two operations.
+#define PEAK(name, instruction, multiply_adds)                                                                 \
+  extern "C" int64_t name(int64_t rounds) {                                                                    \
+    for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(instruction)::: LOW_REGISTERS);          \
+    return rounds * 8 * 2 * multiply_adds;                                                                     \
+  }
 
-// 8 multiply-adds of f32 an instruction.
-extern "C" int64_t run_fma(int64_t rounds) {
-  for (int64_t i = 0; i < rounds; ++i) __asm__ volatile(EIGHT_TIMES(FMA)::: LOW_REGISTERS);
-  return rounds * 8 * 16;
-}
+PEAK(run_maddubs, MADDUBS, 32)  // bytes
+PEAK(run_dpbusd, DPBUSD, 64)    // bytes; only where there is AVX-512 with VNNI
+PEAK(run_dpbf16, DPBF16, 32)    // bf16; only where there is AVX-512 with BF16
+PEAK(run_fma, FMA, 8)           // f32
 
 extern "C" int has_vnni() { return __builtin_cpu_supports("avx512vnni"); }
 

@@ -57,7 +57,7 @@ inline void product_columns(const ProductArgs& p, int column) {
       left = run->pairs;
       b = run->b + 2 * column;
     }
-    if (R <= kFewRows) {  // into the L2 cache: with the L1 cache's few misses in flight memory is waited for
+    if (R <= kFewRows) {  // into the L2 cache: into the L1 cache gained nothing (docs/log.md)
 #pragma GCC unroll 4
       for (int line = 0; line < V * kLanes / 16; ++line) __builtin_prefetch(b + run->ahead + 32 * line, 0, 2);
     }

@@ -57,7 +57,7 @@ inline void with_rows(int rows, const Tile& tile, const Run& run) {
   run(Rows<kMost>(), tile);
 }
 
-// Cuts rows into the fewest tiles of at most kMost, of nearly one size: a tile of one row costs as much as one of three.
+// Cuts rows into the fewest tiles of at most kMost, of nearly one size: one row costs as much as three.
 template <int kMost, typename Run>
 inline void for_row_tiles(int rows, const Run& run) {
   const int tiles = (rows + kMost - 1) / kMost;

@@ -7,7 +7,7 @@
 //   with min      y = fma(w_min, s * sum(x), fma(float(sum(q * x)), w_scale * s, y))
 // The sums are exact integers, so how they are made is free; the chain is not (rule 1 of kernels.h).
 
-constexpr int kRowBlock = 96;        // most rows per block: a multiple of every kernel's row tile
+constexpr int kRowBlock = 96;        // most rows per block
 constexpr int kMaxFactors = 8192;    // groups times rows of one block
 constexpr int kPrefetchAhead = 2048; // bytes of weights
 constexpr int kBlockBytes = 1 << 18; // activations of a block of rows that should stay in the L2 cache

@@ -9,8 +9,8 @@
 //     Integer sums inside a group are exact in any order.
 //  2. Attention works in KV partitions at absolute multiples of kPartition positions, each from a fresh
 //     (max, sum, acc), merged in ascending order, whatever thread or chunk computes them.
-//  3. A fully masked tile is an exact no-op. K and V are read back from the cache even inside their own chunk.
-//     V of positions >= the sequence's length is never read as a number (it may be NaN from a former owner).
+//  3. A token that a row does not see is an exact no-op for it. K and V are read back from the cache even inside their
+//     own chunk. V of positions >= the sequence's length is never read as a number (it may be NaN from a former owner).
 //  4. Softmax, top-p and logprob sums run over fixed column blocks in index order; argmax ties go to the lowest id.
 #pragma once
 #include <cstddef>

@@ -1,8 +1,10 @@
 """The measure on numbers checked by hand and on small models; the gate on a slice of the real one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from headrace.bench.quality import BackendLogits, QualityError, compare, compare_logits, join, windows
@@ -64,16 +66,36 @@ def test_another_models_weights_are_seen() -> None:
     assert result.mean_kl > 0.1 and not result.passes
 
 
-def test_the_command_prints_a_row_for_each_text(
+def test_the_command_prints_a_row_for_each_text_and_exits_by_the_gate(
     smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path(__file__).parents[2] / "headrace" / "bench" / "corpus" / "french.txt"
     (tmp_path / "one.txt").write_text(text.read_text()[:600])
     (tmp_path / "two.txt").write_text("def double(x):\n    return 2 * x\n" * 5)
     names = f"{tmp_path / 'one.txt'},{tmp_path / 'two.txt'}"
-    main(["quality", str(smollm2_gguf), "--text", names, "--window", "64", "--max-tokens", "100"])
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert rows == ["text", "one.txt", "two.txt", "all"]
+    status = main(["quality", str(smollm2_gguf), "--text", names, "--window", "64", "--max-tokens", "60"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["text", "one.txt", "two.txt", "all"]
+    assert [int(row[1]) for row in rows[1:]] == [59, 59, 118]  # the first token of a window is not predicted
+    change, kl = float(rows[3][4].rstrip("%")), float(rows[3][5])
+    assert status == (0 if kl < 0.002 and abs(change) < 0.3 else 1)
+
+
+def test_the_gate_lets_a_model_with_its_own_arithmetic_pass(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 0 exists: the candidate is replaced by the reference itself."""
+
+    class Same:
+        def __init__(self, checkpoint: FileCheckpoint, *_: object) -> None:
+            self._exact = reference_of(checkpoint)
+
+        def chunks(self, ids: list[int]) -> Iterator[npt.NDArray[np.float32]]:
+            yield self._exact.logits(ids, range(len(ids) - 1)).astype(np.float32)
+
+    monkeypatch.setattr("headrace.bench.quality.BackendLogits", Same)
+    (tmp_path / "one.txt").write_text("The quick brown fox jumps over the lazy dog. " * 3)
+    assert main(["quality", str(smollm2_gguf), "--text", str(tmp_path / "one.txt"), "--window", "16"]) == 0
 
 
 def test_the_default_path_stays_near_float32_arithmetic(smollm2_gguf: Path) -> None:

@@ -16,6 +16,8 @@ SHAPES = {
     "gqa8_softcap": Shape((255, 511), (5, 3), heads=8, kv_heads=1, head_dim=128, block_size=16, softcap=5.0),
     "d256_window": Shape((770,), (5,), heads=4, kv_heads=1, head_dim=256, window=512),
     "small_window": Shape((300,), (20,), heads=2, kv_heads=1, head_dim=16, window=7),
+    "long": Shape((1023, 2049, 8192), (1, 2, 1), heads=4, kv_heads=1),
+    "long_window": Shape((4097, 8191), (1, 1), heads=2, kv_heads=1, block_size=16, window=1000),
 }
 CUTS = [(1, 0), (3, 0), (16, 0), (100, 0), (1, 1), (8, 1), (5, 2)]  # (tokens an item, partitions an item)
 
