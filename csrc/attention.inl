@@ -30,24 +30,6 @@ inline void store_operands(Operand* to, f32v x) {
 #endif
 }
 
-// 2^(score - max), zero for a score of -inf. Where weights are rounded to bf16 a polynomial of degree 4 is exact enough
-// (3e-6); p(0) is 1, so that the weight of the largest score is exactly 1.
-inline f32v weight_of(f32v score, f32v max) {
-#if defined(HEADRACE_ISA_AVX512)
-  const f32v x = v_max(v_set1(-200.0f), v_sub(score, max));  // 2^-200 is zero; a NaN stays one
-  const f32v n = _mm512_roundscale_ps(x, 8);
-  const f32v f = v_sub(x, n);
-  f32v p = v_set1(0x1.3a02ccp-7f);
-  p = v_fma(p, f, v_set1(0x1.c9fc46p-5f));
-  p = v_fma(p, f, v_set1(0x1.ec0378p-3f));
-  p = v_fma(p, f, v_set1(0x1.62e12cp-1f));
-  p = v_fma(p, f, v_set1(1.0f));
-  return _mm512_scalef_ps(p, n);
-#else
-  return v_exp2(v_sub(score, max));
-#endif
-}
-
 // Some rows of one item, and their state. Row r of the chunk is query head (first_row + r) % group of query token
 // (first_row + r) / group of the item.
 struct Chunk {
@@ -135,7 +117,7 @@ inline void weigh_row(const AttentionArgs* a, Chunk* chunk, int r, int lo, int h
   f32v total = v_zero();
   for (int t = begin; t < first; t += kLanes) store_operands(weights + t, v_zero());
   for (int t = first; t < last; t += kLanes) {
-    const f32v p = weight_of(v_load(scores + t), max);
+    const f32v p = v_exp2(v_sub(v_load(scores + t), max));
     total = v_add(total, p);
     store_operands(weights + t, p);
   }
