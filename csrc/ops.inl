@@ -1,4 +1,4 @@
-// Row-wise operations between the GEMMs: norms, activation quantisation, rotary embedding, KV writes, softcap.
+// Row-wise operations between the GEMMs: norms, activation quantisation, rotary embedding, softcap.
 //
 // Every result depends on its own row only: sums run over fixed lanes in a fixed order, whatever rows a call covers.
 // A value that is not finite makes the scale of its group NaN, so it reaches the logits and fails its own request.
@@ -120,26 +120,6 @@ void head_norm_rope(float* x, int64_t ldx, int32_t heads, int32_t head_dim, cons
         for (int32_t i = 0; i < head_dim; ++i) head[i] = head[i] * inverse * gain_or_null[i];
       }
       rotate_head(head, cosine, sine, half);
-    }
-  }
-}
-
-// K goes to [head_dim / 2][block_size][2], V to [block_size / 2][head_dim][2]: the pairs that attention multiplies.
-void kv_write(const KVWriteArgs* a, int32_t token_begin, int32_t token_end) {
-  const int64_t head_block = static_cast<int64_t>(a->head_dim) * a->block_size;
-  for (int64_t token = token_begin; token < token_end; ++token) {
-    const int64_t block = a->slots[token] / a->block_size, offset = a->slots[token] % a->block_size;
-    for (int64_t h = 0; h < a->num_kv_heads; ++h) {
-      uint16_t k[kMaxHeadDim], v[kMaxHeadDim];
-      const float* k_in = a->k + token * a->ldk + h * a->head_dim;
-      const float* v_in = a->v + token * a->ldv + h * a->head_dim;
-      for (int i = 0; i < a->head_dim; ++i) k[i] = to_bf16(k_in[i]);
-      for (int i = 0; i < a->head_dim; ++i) v[i] = to_bf16(v_in[i]);
-      const int64_t at = block * a->block_stride + h * head_block;
-      uint16_t* k_out = a->k_cache + at + offset * 2;
-      uint16_t* v_out = a->v_cache + at + offset / 2 * a->head_dim * 2 + offset % 2;
-      for (int i = 0; i < a->head_dim; i += 2) __builtin_memcpy(k_out + i * a->block_size, k + i, 4);
-      for (int i = 0; i < a->head_dim; ++i) v_out[2 * i] = v[i];
     }
   }
 }

@@ -15,6 +15,7 @@ namespace {
 #include "gemm_avx2.inl"
 #include "gate.inl"
 #include "ops.inl"
+#include "kv_write.inl"
 #include "attention_product.inl"
 #include "attention.inl"
 #include "sample.inl"

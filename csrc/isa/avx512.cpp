@@ -21,6 +21,7 @@ namespace {
 #include "gemm_avx512.inl"
 #include "gate.inl"
 #include "ops.inl"
+#include "kv_write.inl"
 #include "attention_product.inl"
 #include "attention.inl"
 #include "sample.inl"

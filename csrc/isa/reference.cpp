@@ -13,6 +13,7 @@ namespace {
 #include "gemm_reference.inl"
 #include "gate.inl"
 #include "ops.inl"
+#include "kv_write.inl"
 #include "attention_product.inl"
 #include "attention.inl"
 #include "sample.inl"

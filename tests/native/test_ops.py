@@ -141,6 +141,21 @@ def test_kv_write_places_and_rounds(kernels: Kernels, head_dim: int, block_size:
     assert (by_token_v[others] == 0x1234).all()
 
 
+def test_kv_write_of_tokens_together_is_that_of_each(kernels: Kernels) -> None:
+    """Neighbours share words of the cache: pairs that are whole, cut, swapped or in other blocks."""
+    heads, dim, size = 2, 80, 16
+    slots = np.array([5, 6, 7, 8, 9, 31, 32, 33, 3, 2, 40, 42, 41, 20], np.int32)
+    k, v = (rows(len(slots), heads * dim, seed) for seed in range(2))
+    together, apart = (
+        [np.zeros((3, heads, *shape, 2), np.uint16) for shape in ((dim // 2, size), (size // 2, dim))] for _ in range(2)
+    )
+    kernels.kv_write(k, v, *together, slots)
+    for i in range(len(slots)):
+        kernels.kv_write(k[i : i + 1], v[i : i + 1], *apart, slots[i : i + 1])
+    np.testing.assert_array_equal(together[0], apart[0])
+    np.testing.assert_array_equal(together[1], apart[1])
+
+
 def test_softcap(kernels: Kernels) -> None:
     x = np.concatenate([np.linspace(-400, 400, 1003), [0, np.inf, -np.inf, np.nan]]).astype(np.float32)
     expected = 30 * np.tanh(x.astype(np.float64) / 30)
