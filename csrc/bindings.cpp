@@ -96,5 +96,6 @@ NB_MODULE(_C, m) {
   m.def("instruction_sets", &instruction_sets, "Names of the kernel tables this machine can run, best first.");
   bind_tensors(m);
   bind_eager(m);
+  bind_weights(m);
   bind_tape(m);
 }

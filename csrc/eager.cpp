@@ -52,19 +52,6 @@ SourceRows source_rows(const Array<const uint8_t>& rows, int32_t type, int32_t k
   return {rows.data(), static_cast<int64_t>(rows.shape(1)), type, static_cast<int32_t>(rows.shape(0)), k};
 }
 
-std::shared_ptr<Weight> new_weight(const KernelTable* kernels, const SourceRows& source, const SourceRows* up) {
-  PackedWeight layout;
-  const int32_t n = source.n * (up == nullptr ? 1 : 2);
-  const int64_t bytes = kernels->packed_layout(source.type, n, source.k, &layout);
-  require(bytes >= 0, "rows: no packed layout for this format and width");
-  if (up != nullptr) require(up->n == source.n && up->type == source.type && up->k == source.k, "up: unlike gate");
-  layout.interleave = up != nullptr;
-  if (up != nullptr) {  // half a panel of each per panel
-    layout.num_panels = (source.n + kPanel / 2 - 1) / (kPanel / 2);
-  }
-  return std::make_shared<Weight>(kernels, layout, layout.panel_bytes * layout.num_panels);
-}
-
 namespace {
 
 class Kernels {
@@ -79,7 +66,9 @@ class Kernels {
     const SourceRows source = source_rows(rows, type, k);
     SourceRows second = {};
     if (up) second = source_rows(*up, type, k);
-    std::shared_ptr<Weight> weight = new_weight(table_, source, up ? &second : nullptr);
+    if (up) require(second.n == source.n && second.row_bytes == source.row_bytes, "up: unlike gate");
+    Arena arena;
+    std::shared_ptr<Weight> weight = new_weight(table_, arena, type, source.n, k, up.has_value());
     table_->pack(&source, up ? &second : nullptr, &weight->view, 0, weight->view.num_panels);
     return weight;
   }

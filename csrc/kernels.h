@@ -18,6 +18,9 @@
 
 namespace headrace {
 
+// Raised by whoever changes what pack() writes, for any format or instruction set: packed weights that another version
+// left on disk are not read (tests/native/test_pack_version.py).
+constexpr int kPackVersion = 1;
 constexpr int kPanel = 32;        // output columns per packed panel
 constexpr int kQuantGroup = 32;   // inputs per activation scale
 constexpr int kPartition = 256;   // KV positions per attention partition

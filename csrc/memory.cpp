@@ -3,12 +3,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
 namespace headrace {
 
 constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kChunk = 32 << 20;    // of an arena: address space, memory only where it is written
+constexpr size_t kPieceAlign = 4096;
 
 Memory::Memory(size_t bytes) {
   if (bytes == 0) return;
@@ -38,6 +41,17 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+Piece Arena::take(size_t bytes) {
+  bytes = (bytes + kPieceAlign - 1) / kPieceAlign * kPieceAlign;
+  if (chunk_ == nullptr || used_ + bytes > chunk_->size()) {
+    chunk_ = std::make_shared<Memory>(std::max(bytes, kChunk));
+    used_ = 0;
+  }
+  Piece piece = {chunk_, chunk_->data() + used_};
+  used_ += bytes;
+  return piece;
 }
 
 void drop_file_pages(const uint8_t* data, size_t bytes) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace headrace {
 
@@ -24,6 +25,23 @@ class Memory {
  private:
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// A piece of shared memory.
+struct Piece {
+  std::shared_ptr<Memory> owner;
+  uint8_t* data = nullptr;
+};
+
+// Hands out pieces of large Memory, aligned to pages. Most weights of a small model are smaller than a huge page: each in
+// a mapping of its own they would all live in 4 KiB pages. Nothing is taken back before the last piece of a chunk goes.
+class Arena {
+ public:
+  Piece take(size_t bytes);  // throws std::bad_alloc
+
+ private:
+  std::shared_ptr<Memory> chunk_;
+  size_t used_ = 0;
 };
 
 // Tells the kernel that the pages wholly inside a file mapping's range are not needed again; a later read brings them

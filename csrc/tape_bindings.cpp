@@ -182,47 +182,9 @@ void add_select(Tape& tape, const SharedMatrix& x, const SharedMatrix& out) {
   tape.add(row_domain(tape, true, out->rows()), record);
 }
 
-struct PackProgram : Program {
-  int32_t num_phases() const override { return 1; }
-  int32_t num_chunks(int32_t) const override { return weight->num_panels; }
-  void run_chunk(int32_t, int32_t panel, int) override {
-    kernels->pack(&source, up.data != nullptr ? &up : nullptr, weight, panel, panel + 1);
-  }
-  const KernelTable* kernels;
-  SourceRows source, up;
-  PackedWeight* weight;
-};
-
-// Packs over all workers; the GIL is free meanwhile.
-std::shared_ptr<Weight> pack_weight(Pool& pool, const std::string& isa, const Array<const uint8_t>& rows, int32_t type,
-                                    int32_t k, const std::optional<Array<const uint8_t>>& up) {
-  PackProgram program;
-  program.kernels = find_kernels(isa);
-  program.source = source_rows(rows, type, k);
-  program.up = up ? source_rows(*up, type, k) : SourceRows{};
-  std::shared_ptr<Weight> weight = new_weight(program.kernels, program.source, up ? &program.up : nullptr);
-  program.weight = &weight->view;
-  nb::gil_scoped_release released;
-  pool.run(program);
-  return weight;
-}
-
 }  // namespace
 
 void bind_tape(nb::module_& m) {
-  nb::class_<Pool>(m, "Pool", "Worker threads; the caller is worker 0.")
-      .def(nb::init<int, bool>(), nb::arg("threads"), nb::arg("spin"))
-      .def_prop_ro("threads", &Pool::threads);
-
-  m.def("pack", &pack_weight, nb::arg("pool"), nb::arg("isa"), nb::arg("rows").noconvert(), nb::arg("type"),
-        nb::arg("k"), nb::arg("up").noconvert().none() = nb::none());
-  m.def("packed_bytes", [](int32_t type, int32_t n, int32_t k) {
-    PackedWeight layout;
-    return find_kernels("auto")->packed_layout(type, n, k, &layout);
-  }, nb::arg("type"), nb::arg("n"), nb::arg("k"), "Bytes of a packed matrix of n rows and k inputs; -1: not possible.");
-  m.def("drop_file_pages", [](const Array<const uint8_t>& rows) { drop_file_pages(rows.data(), rows.size()); },
-        nb::arg("rows").noconvert(), "Only for arrays that view a file mapping.");
-
   nb::class_<Masking>(m, "Masking", "Scale, softcap (0: none) and window (0: none) of an attention.")
       .def(nb::init<float, float, int32_t>(), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"));
 

@@ -32,9 +32,9 @@ ActivationBuffer::ActivationBuffer(int64_t rows, int64_t k, bool want_f32, bool 
   }
 }
 
-Weight::Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes)
-    : kernels(kernels), view(layout), memory_(bytes), bytes_(bytes) {
-  view.data = memory_.data();
+Weight::Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes, Arena& arena)
+    : kernels(kernels), view(layout), piece_(arena.take(bytes)), bytes_(bytes) {
+  view.data = piece_.data;
 }
 
 KVCache::KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim)

@@ -38,13 +38,13 @@ class ActivationBuffer {
 
 class Weight {
  public:
-  Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes);
+  Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t bytes, Arena& arena);
   const KernelTable* kernels;  // whose layout it has
   PackedWeight view;
   int64_t bytes() const { return bytes_; }
 
  private:
-  Memory memory_;
+  Piece piece_;
   int64_t bytes_;
 };
 

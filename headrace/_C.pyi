@@ -146,6 +146,8 @@ class Kernels:
     ) -> None: ...
     def sample(self, logits: NDArray[numpy.float32], batch: object, max_logprobs: int) -> tuple[Any, ...]: ...
 
+PACK_VERSION: int = 1
+
 class Pool:
     """Worker threads; the caller is worker 0."""
 
@@ -153,11 +155,33 @@ class Pool:
     @property
     def threads(self) -> int: ...
 
+class Arena:
+    """Where weights lie one after another, in huge pages."""
+
+    def __init__(self) -> None: ...
+
+def new_weight(isa: str, arena: Arena, type: int, n: int, k: int, interleave: bool = False) -> Weight:
+    """
+    Room for n rows of k inputs (n gate and n up rows, with interleave); `pack` or `read_sections` fills it.
+    """
+
 def pack(
-    pool: Pool, isa: str, rows: NDArray[numpy.uint8], type: int, k: int, up: NDArray[numpy.uint8] | None = None
-) -> Weight: ...
+    pool: Pool, weight: Weight, rows: NDArray[numpy.uint8], type: int, up: NDArray[numpy.uint8] | None = None
+) -> None:
+    """Packs rows as stored into `weight`, over all workers."""
+
 def packed_bytes(type: int, n: int, k: int) -> int:
     """Bytes of a packed matrix of n rows and k inputs; -1: not possible."""
+
+def read_sections(
+    pool: Pool, fd: int, targets: Sequence[NDArray[numpy.uint8]], offsets: Sequence[int], sums: Sequence[Sequence[int]]
+) -> list[bool]:
+    """
+    Fills each array from the file at its offset, over all workers. False where the checksums do not fit.
+    """
+
+def checksums(data: NDArray[numpy.uint8]) -> list[int]:
+    """Checksum of each MiB, as `read_sections` wants them."""
 
 def drop_file_pages(rows: NDArray[numpy.uint8]) -> None:
     """Only for arrays that view a file mapping."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from headrace import _C
 from headrace.backend.base import BackendSpec
 from headrace.backend.lower import Lowering
+from headrace.backend.pack_cache import PackCache
 from headrace.backend.threads import default_threads
 from headrace.backend.weights import Progress, WeightPacker
 from headrace.base.clock import Clock, SystemClock
@@ -22,7 +23,6 @@ from headrace.base.errors import ConfigError, HeadraceError
 from headrace.core.batch import Batch, BatchError, StepResult
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.graph import Graph
-from headrace.model.planner import measure_graph
 
 MAX_IN_FLIGHT = 2
 _NO_HIDDEN = np.empty((0, 0), np.float32)
@@ -34,6 +34,8 @@ class CpuBackendError(HeadraceError):
 
 class CpuBackend:
     """`threads` 0 takes what the machine grants; `isa` "auto" the best that it can run.
+
+    `cache` keeps packed weights on disk.
 
     Raises LoweringError, ModelFileError, or ConfigError for an instruction set that this machine lacks.
     """
@@ -48,6 +50,7 @@ class CpuBackend:
         isa: str = "auto",
         progress: Progress | None = None,
         clock: Clock | None = None,
+        cache: PackCache | None = None,
     ) -> None:
         self._spec = spec
         self._clock = clock or SystemClock()
@@ -58,7 +61,8 @@ class CpuBackend:
         granted = default_threads()
         self.threads = threads or granted
         pool = _C.Pool(self.threads, spin=self.threads <= granted)
-        packer = WeightPacker(checkpoint, pool, self.isa, measure_graph(graph).weight_bytes, progress)
+        self._cache = cache
+        packer = WeightPacker(graph, checkpoint, pool, self.isa, progress, cache)
         lowering = Lowering(graph, spec, packer, pool, self.isa)
         self.tape: _C.Tape = lowering.tape
         self.caches: list[_C.KVCache] = lowering.caches
@@ -139,3 +143,5 @@ class CpuBackend:
         """Forgets the steps in flight. Threads and memory go with the object."""
         self._closed = True
         self._submitted.clear()
+        if self._cache is not None:
+            self._cache.close()

@@ -75,7 +75,7 @@ class Lowering:
         self.tape = _C.Tape(isa, pool, max_tokens=spec.max_tokens, max_rows=spec.max_rows, **sizes)
         for self._now, op in enumerate(graph.ops):
             self._lower(op)
-        packer.done()
+        packer.pack()
 
     def _lower(self, op: Op) -> None:
         lower = {

@@ -75,6 +75,12 @@ class Config:
         15.0, "Seconds of silence before a stream gets a keep-alive comment.", minimum=0.01
     )
     cache_dir: str = option("", "Folder of fetched models and measurements; empty: XDG_CACHE_HOME/headrace.")
+    pack_cache: str = option(
+        "", "Folder that keeps packed weights for the next start; off: pack anew; empty: `packed` in the cache folder."
+    )
+    pack_cache_bytes: int = option(
+        8 << 30, "Most bytes of packed weights to keep; the least recently used go.", size=True, minimum=0
+    )
     log_level: str = option("info", "Log level.", choices=("debug", "info", "warning", "error"))
     self_test: bool = option(True, "Measure prefill and decode speed once, on idle time after readiness.")
 
@@ -231,6 +237,13 @@ def cache_dir(config_value: str = "") -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "headrace"
+
+
+def pack_folder(config: Config) -> Path | None:
+    """Where packed weights are kept; None: nowhere."""
+    if config.pack_cache == "off":
+        return None
+    return Path(config.pack_cache).expanduser() if config.pack_cache else cache_dir(config.cache_dir) / "packed"
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import headrace
 from headrace.backend.base import Backend, BackendSpec
 from headrace.base.clock import Clock
-from headrace.base.config import Config, cache_dir
+from headrace.base.config import Config, cache_dir, pack_folder
 from headrace.base.errors import ModelTooLargeError
 from headrace.core.events import EventRecorder
 from headrace.core.kv_cache import KVCacheManager
@@ -99,11 +99,15 @@ def _fake(config: Config) -> _Built:
 
 def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
     from headrace.backend.cpu import CpuBackend
+    from headrace.backend.pack_cache import PackCache
     from headrace.model.checkpoint import open_checkpoint
     from headrace.model.decoder import build_graph
     from headrace.model.planner import measure_graph
 
     report("reading the model", 0.0)
+    folder = pack_folder(config)
+    # Before the model is opened: see PackCache.
+    cache = PackCache(folder, path, config.pack_cache_bytes) if folder is not None and path.exists() else None
     checkpoint = open_checkpoint(path)
     try:
         model = checkpoint.config
@@ -118,6 +122,7 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
             isa=config.isa,
             progress=lambda fraction: report("packing the weights", fraction),
             clock=clock,
+            cache=cache,
         )
     except MemoryError as error:
         raise ModelTooLargeError(

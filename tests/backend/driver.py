@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from headrace.backend.base import BackendSpec
 from headrace.backend.cpu import CpuBackend
+from headrace.backend.pack_cache import PackCache
 from headrace.core.batch import I32, Batch, StepResult
 from headrace.core.batch_builder import ScheduledSequence, build_batch
 from headrace.core.kv_cache import BlockCopy
@@ -27,6 +28,7 @@ def tiny_backend(
     block_size: int = 32,
     max_tokens: int = 512,
     fill: int | None = None,
+    cache: PackCache | None = None,
 ) -> CpuBackend:
     """`fill`: every 16-bit word of the KV caches, for example a NaN."""
     graph = build_graph(checkpoint.config, checkpoint)
@@ -40,7 +42,7 @@ def tiny_backend(
         max_seqs=64,
         max_model_len=checkpoint.config.max_position,
     )
-    backend = CpuBackend(graph, checkpoint, spec, isa=isa, threads=threads)
+    backend = CpuBackend(graph, checkpoint, spec, isa=isa, threads=threads, cache=cache)
     if fill is not None:
         for group, cache in enumerate(backend.caches):
             words = np.full(cache.block_bytes // 2, fill, np.uint16).tobytes()
