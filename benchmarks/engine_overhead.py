@@ -29,7 +29,6 @@ import numpy as np
 from headrace.backend.base import BackendSpec
 from headrace.base.clock import SystemClock
 from headrace.base.config import Config, cache_dir
-from headrace.core import scheduler as scheduler_module
 from headrace.core.batch import Batch, OutputFlag, StepResult
 from headrace.core.request import SamplingParams
 from headrace.engine.engine import Engine
@@ -165,8 +164,7 @@ def measure(engine: Engine, channel: Channel, batch: int, waiting: int, steps: i
     engine.backend.collect = collect  # type: ignore[method-assign]
     fill(engine, batch, waiting, steps + 10 * warm)
     stopwatch = Stopwatch()
-    inner_build = scheduler_module.build_batch
-    stopwatch.wrap(scheduler_module, "build_batch", "build")
+    stopwatch.wrap(engine.scheduler._builder, "build", "build")
     watch(stopwatch, engine, channel)
     laps: list[dict[str, int]] = []
     scheduler = engine.scheduler
@@ -180,7 +178,6 @@ def measure(engine: Engine, channel: Channel, batch: int, waiting: int, steps: i
             raise SystemExit(f"an unexpected message: {message}")
         channel.send(engine.step())
         laps.append({**stopwatch.lap(), "step": time.perf_counter_ns() - began})
-    scheduler_module.build_batch = inner_build
     if len(scheduler.running) != batch or len(scheduler.waiting) != waiting:
         raise SystemExit("the batch did not stay whole")
     for lap, ns in zip(laps, kernels, strict=True):

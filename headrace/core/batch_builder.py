@@ -1,4 +1,4 @@
-"""Turns scheduled sequences into a `Batch`. All index arithmetic of a step is here.
+"""Turns scheduled sequences into Batches. All index arithmetic of a step is here.
 
 For a sequence with `c` computed tokens, `n` scheduled now and a prompt of `P` tokens, output rows are
 
@@ -7,11 +7,15 @@ For a sequence with `c` computed tokens, `n` scheduled now and a prompt of `P` t
 
 where first_row is the first position whose prompt logprob is still owed (P - 1 or more: none is).
 It decides nothing: which tokens to compute, which blocks to use and whether to sample are given.
+
+Steps of pure decoding follow each other by the thousand: the same sequences, one token and one sample row each. What
+depends only on who is in such a step is kept from one to the next; arrays that were handed out never change.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +26,10 @@ from headrace.core.penalties import PenaltyHistory
 from headrace.core.request import Request, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ScheduledSequence:
+    """Part of one step; not changed once made."""
+
     request: Request
     start: int  # computed tokens before the step
     num_scheduled_tokens: int
@@ -31,24 +37,22 @@ class ScheduledSequence:
     first_row: int = 1 << 62  # see above; beyond the prompt: no prompt logprobs
     samples: bool = True  # False for max_tokens = 0
     history: PenaltyHistory | None = None
+    end: int = field(init=False)
+    prompt_rows: range = field(init=False)  # positions of PROMPT_LOGPROBS rows in this step
+    has_sample_row: bool = field(init=False)
+    num_rows: int = field(init=False)
 
-    @property
-    def end(self) -> int:
-        return self.start + self.num_scheduled_tokens
+    def __post_init__(self) -> None:
+        self.end = self.start + self.num_scheduled_tokens
+        self.has_sample_row = self.samples and self.end == self.request.num_tokens
+        self.prompt_rows = _NO_ROWS
+        if self.first_row < self.end:
+            start = max(self.start, self.first_row)
+            self.prompt_rows = range(start, max(start, min(self.end, self.request.num_prompt_tokens - 1)))
+        self.num_rows = len(self.prompt_rows) + self.has_sample_row
 
-    @property
-    def prompt_rows(self) -> range:
-        """Positions of PROMPT_LOGPROBS rows in this step."""
-        start = max(self.start, self.first_row)
-        return range(start, max(start, min(self.end, self.request.num_prompt_tokens - 1)))
 
-    @property
-    def has_sample_row(self) -> bool:
-        return self.samples and self.end == self.request.num_tokens
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.prompt_rows) + self.has_sample_row
+_NO_ROWS = range(0)
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class _Rows:
 
 _NO_BIAS: dict[int, float] = {}
 _NONE = np.empty(0, np.int32)
+_NO_COPIES = np.empty((0, 3), np.int32)
 _NO_EMBEDS = np.empty((0, 0), np.float32)
 COLDEST = 1e-4  # a lower temperature is greedy: dividing by it would overflow float32, and the outcome is the same
 _NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
@@ -75,43 +80,106 @@ _NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 def build_batch(
     step_id: int, sequences: Sequence[ScheduledSequence], block_size: int, copies: Sequence[BlockCopy], vocab_size: int
 ) -> Batch:
-    """The Batch of one step. Sequences keep their order; their rows are ascending within and across sequences."""
-    input_ids: list[int] = []
-    token_positions: list[int] = []
-    cu_seqlens = [0]
-    rows = _Rows()
-    for sequence in sequences:
-        _append_rows(rows, sequence, len(input_ids) - sequence.start)
-        input_ids.extend(sequence.request.token_range(sequence.start, sequence.end))
-        token_positions.extend(range(sequence.start, sequence.end))
-        cu_seqlens.append(len(input_ids))
-    num_seqs, num_rows = len(sequences), len(rows.indices)
-    positions = _i32(token_positions)
-    owner = np.repeat(np.arange(num_seqs), [sequence.num_scheduled_tokens for sequence in sequences])
-    tables = tuple(map(_pad_tables, zip(*(sequence.block_tables for sequence in sequences), strict=True)))
-    return Batch(
-        step_id=step_id,
-        input_ids=_i32(input_ids),
-        token_source=np.full(len(input_ids), -1, np.int32),
-        positions=positions[np.newaxis],
-        cu_seqlens_q=_i32(cu_seqlens),
-        seq_lens=_i32([sequence.end for sequence in sequences]),
-        adapter_ids=_i32([sequence.request.adapter_id for sequence in sequences]),
-        block_tables=tables,
-        slot_mapping=tuple(_slots(table, owner, positions, block_size) for table in tables),
-        state_slots=np.full(num_seqs, -1, np.int32),
-        block_copies=_i32(copies).reshape(len(copies), 3),
-        embed_rows=_NONE,
-        embeds=_NO_EMBEDS,
-        output_rows=_i32(rows.indices),
-        output_flags=np.array(rows.flags, np.uint8),
-        target_ids=_i32(rows.targets),
-        num_draft_tokens=np.zeros(num_seqs, np.int32),
-        draft_token_ids=_NONE,
-        sampling=_sampling(rows),
-        mask_row=np.full(num_rows, -1, np.int32),
-        mask_bits=np.empty((0, -(-vocab_size // 32)), np.int32),
-    )
+    """The Batch of a step on its own."""
+    return BatchBuilder(block_size, vocab_size).build(step_id, sequences, copies)
+
+
+class BatchBuilder:
+    """Makes the Batches of an engine, one step after another."""
+
+    def __init__(self, block_size: int, vocab_size: int) -> None:
+        self._block_size = block_size
+        self._no_masks = np.empty((0, -(-vocab_size // 32)), np.int32)
+        self._requests: list[Request] = []  # of the step before
+        self._decoding: Batch | None = None  # the step before, if another can be made after it
+        self._tables: list[tuple[I32, ...]] = []  # of the step before; the same object has the same content
+        self._padded: tuple[I32, ...] = ()
+
+    def build(self, step_id: int, sequences: Sequence[ScheduledSequence], copies: Sequence[BlockCopy]) -> Batch:
+        """Sequences keep their order; their rows are ascending within and across sequences."""
+        requests = [sequence.request for sequence in sequences]
+        before = self._decoding if requests == self._requests else None
+        decodes = all(item.num_scheduled_tokens == 1 == item.num_rows and item.has_sample_row for item in sequences)
+        if before is not None and decodes:
+            batch = self._decode_on(before, step_id, sequences, copies)
+        else:
+            batch = self._whole(step_id, sequences, copies)
+        is_plain = not (len(batch.sampling.bias_ids) or len(batch.sampling.penalty_ids))
+        self._decoding = batch if decodes and is_plain else None
+        self._requests = requests
+        return batch
+
+    def _whole(self, step_id: int, sequences: Sequence[ScheduledSequence], copies: Sequence[BlockCopy]) -> Batch:
+        input_ids: list[int] = []
+        token_positions: list[int] = []
+        cu_seqlens = [0]
+        rows = _Rows()
+        for sequence in sequences:
+            _append_rows(rows, sequence, len(input_ids) - sequence.start)
+            input_ids.extend(sequence.request.token_range(sequence.start, sequence.end))
+            token_positions.extend(range(sequence.start, sequence.end))
+            cu_seqlens.append(len(input_ids))
+        num_seqs = len(sequences)
+        positions = _i32(token_positions)
+        owner = np.repeat(np.arange(num_seqs), [sequence.num_scheduled_tokens for sequence in sequences])
+        tables = self._block_tables(sequences)
+        return Batch(
+            step_id=step_id,
+            input_ids=_i32(input_ids),
+            token_source=np.full(len(input_ids), -1, np.int32),
+            positions=positions[np.newaxis],
+            cu_seqlens_q=_i32(cu_seqlens),
+            seq_lens=_i32([sequence.end for sequence in sequences]),
+            adapter_ids=_i32([sequence.request.adapter_id for sequence in sequences]),
+            block_tables=tables,
+            slot_mapping=tuple(_slots(table, owner, positions, self._block_size) for table in tables),
+            state_slots=np.full(num_seqs, -1, np.int32),
+            block_copies=_copies(copies),
+            embed_rows=_NONE,
+            embeds=_NO_EMBEDS,
+            output_rows=_i32(rows.indices),
+            output_flags=np.array(rows.flags, np.uint8),
+            target_ids=_i32(rows.targets),
+            num_draft_tokens=np.zeros(num_seqs, np.int32),
+            draft_token_ids=_NONE,
+            sampling=_sampling(rows),
+            mask_row=np.full(len(rows.indices), -1, np.int32),
+            mask_bits=self._no_masks,
+        )
+
+    def _decode_on(
+        self, before: Batch, step_id: int, sequences: Sequence[ScheduledSequence], copies: Sequence[BlockCopy]
+    ) -> Batch:
+        """The next token of each sequence of `before`. What does not move with the position is taken over."""
+        seq_lens = _i32([sequence.end for sequence in sequences])
+        positions = seq_lens - np.int32(1)
+        tables = self._block_tables(sequences)
+        owner = before.output_rows  # row, token and sequence are the same number
+        return replace(
+            before,
+            step_id=step_id,
+            input_ids=_i32([sequence.request.output_token_ids[-1] for sequence in sequences]),
+            positions=positions[np.newaxis],
+            seq_lens=seq_lens,
+            block_tables=tables,
+            slot_mapping=tuple(_slots(table, owner, positions, self._block_size) for table in tables),
+            block_copies=_copies(copies),
+            sampling=replace(before.sampling, position=seq_lens),
+        )
+
+    def _block_tables(self, sequences: Sequence[ScheduledSequence]) -> tuple[I32, ...]:
+        """Per group [S, B], padded with -1. Where few rows differ from the step before, only those are written."""
+        before, padded = self._tables, self._padded
+        tables = self._tables = [sequence.block_tables for sequence in sequences]
+        if len(tables) == len(before):
+            moved = [s for s, (now, then) in enumerate(zip(tables, before, strict=True)) if now is not then]
+            if not moved:
+                return padded
+            if 2 * len(moved) <= len(tables) and all(_fits(padded, tables[s]) for s in moved):
+                self._padded = tuple(_with_rows(array, g, moved, tables) for g, array in enumerate(padded))
+                return self._padded
+        self._padded = tuple(map(_pad_tables, zip(*tables, strict=True)))
+        return self._padded
 
 
 def _append_rows(rows: _Rows, sequence: ScheduledSequence, offset: int) -> None:
@@ -193,6 +261,24 @@ def _cumulative(counts: list[int]) -> I32:
     return _i32([0, *accumulate(counts)])
 
 
+def _copies(copies: Sequence[BlockCopy]) -> I32:
+    return _i32(copies).reshape(len(copies), 3) if copies else _NO_COPIES
+
+
+def _fits(padded: tuple[I32, ...], row: tuple[I32, ...]) -> bool:
+    return all(len(table) <= array.shape[1] for array, table in zip(padded, row, strict=True))
+
+
+def _with_rows(array: I32, group: int, rows: Sequence[int], tables: Sequence[tuple[I32, ...]]) -> I32:
+    """A copy: the array itself belongs to a Batch."""
+    out = array.copy()
+    for row in rows:
+        table = tables[row][group]
+        out[row, : len(table)] = table
+        out[row, len(table) :] = -1
+    return out
+
+
 def _pad_tables(tables: tuple[I32, ...]) -> I32:
     out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
     for row, table in zip(out, tables, strict=True):
@@ -200,6 +286,7 @@ def _pad_tables(tables: tuple[I32, ...]) -> I32:
     return out
 
 
-def _slots(table: I32, owner: npt.NDArray[np.int64], positions: I32, block_size: int) -> I32:
-    block: I32 = table[owner, positions // block_size]
-    return block * np.int32(block_size) + positions % np.int32(block_size)
+def _slots(table: I32, owner: npt.NDArray[np.integer[Any]], positions: I32, block_size: int) -> I32:
+    size = np.int32(block_size)
+    block: I32 = table[owner, positions // size]
+    return block * size + positions % size

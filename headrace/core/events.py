@@ -61,6 +61,13 @@ class EventRecorder:
         self._next_sequence += 1
         self._events.append(event)
 
+    def record_tokens(self, kind: EventKind, time_ns: int, request_id: str, choice: int, num_tokens: int) -> None:
+        """`record` with `num_tokens` alone, for what happens to every sequence in every step."""
+        self._events.append(
+            Event(kind, self.source, self.epoch, self._next_sequence, time_ns, request_id, choice, num_tokens)
+        )
+        self._next_sequence += 1
+
     def drain(self) -> list[Event]:
         events, self._events = self._events, []
         return events

@@ -48,6 +48,10 @@ class _Holding:
     tables: list[BlockTable]
     num_committed: int  # leading blocks whose names are given to the prefix index
     left: list[tuple[int, int, int, int]] = field(default_factory=list)  # group, index, block, generation: see `commit`
+    # Positions from num_computed_tokens up to here lie in blocks that nobody shares and that have no name, and no
+    # window slides before: they can be written at once. A hint; 0 is always right.
+    open_until: int = 0
+    views: tuple[npt.NDArray[np.int32], ...] | None = None  # of the tables; None after each change
 
 
 class KVCacheManager:
@@ -181,6 +185,9 @@ class KVCacheManager:
         """Starts holding blocks for a request, beginning with what `match` found."""
         if request.key in self._holdings:
             raise BlockPoolError(f"request {request.key} already holds KV blocks")
+        if match.num_tokens % self.block_size:  # the last block is another's too, who must copy it before it writes on
+            for holding in self._holdings.values():
+                holding.open_until = 0
         tables = []
         for g, blocks in enumerate(match.blocks):
             for block in blocks:
@@ -194,6 +201,8 @@ class KVCacheManager:
         """How many of the next `want` tokens have or could get blocks now. Lets go of what left the window."""
         holding = self._holdings[request.key]
         start = request.num_computed_tokens
+        if start + want <= holding.open_until:
+            return want
         self._slide(holding, start)
         for table, pool in zip(holding.tables, self.pools, strict=True):
             copies = self._is_shared(pool, table, start)
@@ -207,7 +216,10 @@ class KVCacheManager:
         """Takes blocks for the next `num_new` tokens, which `fit` allowed. Returns the copies due before the write."""
         holding = self._holdings[request.key]
         start = request.num_computed_tokens
-        copies = []
+        copies: list[BlockCopy] = []
+        if start + num_new <= holding.open_until:
+            return copies
+        holding.views = None
         for g, (table, pool) in enumerate(zip(holding.tables, self.pools, strict=True)):
             index = start // self.block_size
             if self._is_shared(pool, table, start):
@@ -219,7 +231,13 @@ class KVCacheManager:
                 pool.uncache(table[index])
             while len(table) * self.block_size < start + num_new:
                 table.append(pool.allocate())
+        holding.open_until = min(map(self._open_until, self.groups, holding.tables))
         return copies
+
+    def _open_until(self, group: KVGroup, table: BlockTable) -> int:
+        """Where the blocks of a table end or, if that is earlier, one past the last position that keeps them all."""
+        end = len(table) * self.block_size
+        return min(end, (table.first + 1) * self.block_size + group.window - 1) if group.window else end
 
     def _is_shared(self, pool: BlockPool, table: BlockTable, position: int) -> bool:
         """Whether writing `position` would write into a block that another request holds too."""
@@ -230,6 +248,7 @@ class KVCacheManager:
         for g, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
             for index in range(table.first, min(self._first_visible(group, position), len(table))):
                 block = table.drop_first()
+                holding.views = None
                 if self.enable_prefix_caching and index >= holding.num_committed:
                     holding.left.append((g, index, block, self.pools[g].generation[block]))
                 self._release(g, block)
@@ -242,7 +261,7 @@ class KVCacheManager:
         """
         holding = self._holdings[request.key]
         count = request.num_computed_tokens // self.block_size
-        if not self.enable_prefix_caching or count <= holding.num_committed:
+        if count <= holding.num_committed or not self.enable_prefix_caching:
             return
         hashes = self._block_hashes(request, count)
         for g, index, block, generation in holding.left:
@@ -265,8 +284,11 @@ class KVCacheManager:
                 self._release(g, block)
 
     def block_tables(self, request: Request) -> tuple[npt.NDArray[np.int32], ...]:
-        """Views of the request's tables, one per group; valid until the next change."""
-        return tuple(table.view for table in self._holdings[request.key].tables)
+        """Views of the request's tables, one per group; valid until the next change, and the same object until then."""
+        holding = self._holdings[request.key]
+        if holding.views is None:
+            holding.views = tuple(table.view for table in holding.tables)
+        return holding.views
 
     # Steps
 

@@ -1,6 +1,7 @@
 """What the scheduler hands up after a step, as plain values: tokens per choice, events, gauges."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.core.events import Event
 from headrace.core.request import FinishReason
@@ -13,8 +14,7 @@ class TokenLogprob:
     top: list[tuple[int, float]]  # (token id, logprob), most likely first
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOutput:
+class ChoiceOutput(NamedTuple):
     """What one choice gained in one step."""
 
     request_id: str

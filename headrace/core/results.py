@@ -1,15 +1,16 @@
 """Splits a StepResult into what each scheduled sequence got: tokens, logprobs, and whether its numbers were finite."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.core.batch import Batch, RowStatus, StepResult
 from headrace.core.batch_builder import ScheduledSequence
 from headrace.core.outputs import TokenLogprob
 
+_NON_FINITE = int(RowStatus.NON_FINITE)
 
-@dataclass(frozen=True, slots=True)
-class SequenceResult:
+
+class SequenceResult(NamedTuple):
     finite: bool
     num_rows: int
     token_ids: list[int]
@@ -24,20 +25,16 @@ def split_result(batch: Batch, result: StepResult, scheduled: Sequence[Scheduled
     row = 0
     for s, item in enumerate(scheduled):
         chosen = tokens[bounds[s] : bounds[s + 1]]
-        num_prompt_rows = len(item.prompt_rows)
-        first, row = row, row + item.num_rows
-        part = SequenceResult(
-            finite=not status[s] & RowStatus.NON_FINITE,
-            num_rows=item.num_rows,
-            token_ids=chosen,
-            logprobs=_logprobs(batch, result, first + num_prompt_rows, chosen)
-            if item.request.params.logprobs is not None and chosen
-            else None,
-            prompt_logprobs=_logprobs(batch, result, first, batch.target_ids[first : first + num_prompt_rows].tolist())
-            if num_prompt_rows
-            else None,
-        )
-        parts.append(part)
+        num_rows = item.num_rows
+        num_prompt_rows = num_rows - item.has_sample_row
+        logprobs = prompt_logprobs = None
+        if chosen and item.request.params.logprobs is not None:
+            logprobs = _logprobs(batch, result, row + num_prompt_rows, chosen)
+        if num_prompt_rows:
+            targets = batch.target_ids[row : row + num_prompt_rows].tolist()
+            prompt_logprobs = _logprobs(batch, result, row, targets)
+        parts.append(SequenceResult(not status[s] & _NON_FINITE, num_rows, chosen, logprobs, prompt_logprobs))
+        row += num_rows
     return parts
 
 

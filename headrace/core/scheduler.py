@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError
 from headrace.core.batch import Batch, StepResult
-from headrace.core.batch_builder import ScheduledSequence, build_batch
+from headrace.core.batch_builder import BatchBuilder, ScheduledSequence
 from headrace.core.events import EventKind, EventRecorder
 from headrace.core.kv_cache import KVCacheManager, PrefixMatch
 from headrace.core.outputs import ChoiceOutput, Gauges, StepOutputs, TokenLogprob
@@ -57,6 +57,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._limits = limits
         self._recorder = recorder
+        self._builder = BatchBuilder(kv.block_size, limits.vocab_size)
         self._families: dict[str, Family] = {}
         self._num_followers = 0
         self._outputs: list[ChoiceOutput] = []
@@ -136,7 +137,7 @@ class Scheduler:
         if not plan.scheduled:
             return None
         step_id, self._next_step_id = self._next_step_id, self._next_step_id + 1
-        batch = build_batch(step_id, plan.scheduled, self.kv.block_size, plan.copies, self._limits.vocab_size)
+        batch = self._builder.build(step_id, plan.scheduled, plan.copies)
         self._step = plan
         self.kv.begin_step(step_id)
         return batch
@@ -207,18 +208,12 @@ class Scheduler:
     def _take(self, plan: Plan, sequence: Sequence, num_tokens: int, now_ns: int) -> None:
         request = sequence.request
         copies = self.kv.allocate(request, num_tokens)
-        tables = self.kv.block_tables(request)
+        start, tables = request.num_computed_tokens, self.kv.block_tables(request)
         scheduled = ScheduledSequence(
-            request=request,
-            start=request.num_computed_tokens,
-            num_scheduled_tokens=num_tokens,
-            block_tables=tables,
-            first_row=sequence.first_row,
-            samples=sequence.samples,
-            history=sequence.history,
+            request, start, num_tokens, tables, sequence.first_row, sequence.samples, sequence.history
         )
         plan.take(sequence, scheduled, copies)
-        self._record(EventKind.SCHEDULED, sequence, now_ns, num_tokens)
+        self._recorder.record_tokens(EventKind.SCHEDULED, now_ns, request.request_id, request.choice, num_tokens)
 
     def _preempt(self, sequence: Sequence, now_ns: int) -> None:
         """Takes all blocks back. Nothing that was produced is lost: prompt and output are computed again later."""
@@ -264,13 +259,14 @@ class Scheduler:
             self._fail(sequence, NON_FINITE_ERROR, now_ns)
             return
         request.num_computed_tokens = scheduled.end
-        if scheduled.prompt_rows:
-            sequence.first_row = scheduled.prompt_rows.stop
         if part.num_rows:
             self.kv.commit(request)
             sequence.verified = True
-        sequence.family.prompt_logprobs.extend(part.prompt_logprobs or ())
-        self._share_prompt(sequence, now_ns)
+        if part.prompt_logprobs:
+            sequence.first_row = scheduled.prompt_rows.stop
+            sequence.family.prompt_logprobs.extend(part.prompt_logprobs)
+        if not sequence.family.prompt_done:
+            self._share_prompt(sequence, now_ns)
         token_ids, reason = self._accept(sequence, part.token_ids, now_ns)
         if token_ids or reason or part.prompt_logprobs:
             logprobs = part.logprobs and part.logprobs[: len(token_ids)]
@@ -291,7 +287,7 @@ class Scheduler:
         if count:
             if request.num_output_tokens == count:
                 self._record(EventKind.FIRST_TOKEN, sequence, now_ns)
-            self._record(EventKind.TOKENS, sequence, now_ns, count)
+            self._recorder.record_tokens(EventKind.TOKENS, now_ns, request.request_id, request.choice, count)
         return token_ids[:count], reason
 
     # Places of a sequence: followers -> waiting <-> running -> gone
@@ -308,7 +304,7 @@ class Scheduler:
     def _share_prompt(self, sequence: Sequence, now_ns: int) -> None:
         """Once the leader has computed the prompt, its followers queue up to share it."""
         family, request = sequence.family, sequence.request
-        if family.prompt_done or request.num_computed_tokens < request.num_prompt_tokens - (not sequence.samples):
+        if request.num_computed_tokens < request.num_prompt_tokens - (not sequence.samples):
             return
         family.prompt_done = True
         while family.followers:
@@ -374,10 +370,10 @@ class Scheduler:
         prompt_logprobs: list[TokenLogprob] | None = None,
         error: str | None = None,
     ) -> None:
-        request_id, choice = sequence.request.key
-        cached = sequence.request.num_cached_tokens
-        output = ChoiceOutput(request_id, choice, token_ids, reason, logprobs, prompt_logprobs, cached, error)
-        self._outputs.append(output)
+        request = sequence.request
+        cached = request.num_cached_tokens
+        of = (request.request_id, request.choice)
+        self._outputs.append(ChoiceOutput(*of, token_ids, reason, logprobs, prompt_logprobs, cached, error))
 
     def _record(
         self, kind: EventKind, sequence: Sequence, now_ns: int, num_tokens: int = 0, of: int = 0, detail: str = ""

@@ -30,10 +30,12 @@ class Sequence:
     first_row: int = NO_ROW  # first prompt position whose logprob row is still owed; beyond the prompt: none
     verified: bool = False  # its KV gave a finite row since it was last admitted
     history: PenaltyHistory | None = None
-    stop_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = field(init=False)
+    samples: bool = field(init=False)  # False for max_tokens = 0
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.params.stop_token_ids)
+        self.samples = self.request.params.max_tokens > 0
 
     def prepare(self) -> None:
         """Makes what only a running sequence needs."""
@@ -43,10 +45,6 @@ class Sequence:
     @property
     def owes_prompt_rows(self) -> bool:
         return self.first_row < self.request.num_prompt_tokens - 1
-
-    @property
-    def samples(self) -> bool:
-        return self.request.params.max_tokens > 0
 
     @property
     def goal(self) -> int:
@@ -60,20 +58,26 @@ class Sequence:
 
     def wanted(self, tokens: int, rows: int) -> int:
         """Tokens to compute next, given what is left of the step's token budget and output rows (at least 1 each)."""
-        computed = self.request.num_computed_tokens
-        want = min(self.goal - computed, tokens)
-        if self.owes_prompt_rows:
+        request = self.request
+        computed = request.num_computed_tokens
+        want = self.goal - computed
+        if want > tokens:
+            want = tokens
+        if self.first_row < NO_ROW and self.owes_prompt_rows:
             want = min(want, max(0, self.first_row - computed) + rows)
         return want
 
     def verdict(self, max_model_len: int) -> FinishReason | None:
         """Why it needs no further token, or None."""
-        output, params = self.request.output_token_ids, self.request.params
-        if output and output[-1] in self.stop_ids:
+        request = self.request
+        output = request.output_token_ids
+        count = len(output)
+        if count and output[-1] in self.stop_ids:
             return FinishReason.STOP
-        if len(output) >= params.max_tokens and not self.owes_prompt_rows:
+        if count >= request.params.max_tokens and not self.owes_prompt_rows:
             return FinishReason.LENGTH
-        return FinishReason.LENGTH if output and self.request.num_tokens >= max_model_len else None
+        full = count and count + len(request.prompt_token_ids) >= max_model_len
+        return FinishReason.LENGTH if full else None
 
     def problem(self, max_model_len: int) -> str | None:
         """Why it can never run, or None."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.batch import Batch, BatchError, OutputFlag, StepResult, check_batch
-from headrace.core.batch_builder import ScheduledSequence, build_batch
+from headrace.core.batch_builder import BatchBuilder, ScheduledSequence, build_batch
 from headrace.core.buffer import ALIGNMENT, BufferLayoutError
 from headrace.core.penalties import PenaltyHistory
 from headrace.core.request import Request, SamplingParams
@@ -242,3 +242,34 @@ def test_check_batch_sees_two_sequences_that_write_one_slot() -> None:
     batch = build_batch(0, [scheduled(2, 0, 2), scheduled(2, 0, 2)], 4, [], VOCAB)
     with pytest.raises(BatchError, match="two tokens write one slot"):
         check_batch(batch, NUM_BLOCKS, 4, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"logprobs": 2}, {"min_tokens": 3, "stop_token_ids": (7,)}, {"repetition_penalty": 1.1}], ids=str
+)
+def test_steps_that_follow_each_other_are_what_each_is_alone(params: dict[str, object]) -> None:
+    """Through the prompt, then decoding over block borders; another sequence comes, and the first one leaves."""
+    builder, handed_out = BatchBuilder(4, VOCAB), []
+    ours = [scheduled(6, 0, 6, **params), scheduled(3, 0, 3, base=20)]
+    for step in range(16):
+        if step == 9:
+            ours.append(scheduled(2, 0, 2, base=30))
+        if step == 13:
+            del ours[0]
+        batch, alone = builder.build(step, ours, []), build_batch(step, ours, 4, [], VOCAB)
+        check_batch(batch, NUM_BLOCKS, 4, VOCAB)
+        assert batch.to_buffer() == alone.to_buffer()
+        handed_out.append((batch, batch.to_buffer()))
+        ours = [following(item, 50 + step) for item in ours]
+    assert all(batch.to_buffer() == buffer for batch, buffer in handed_out)
+
+
+def following(item: ScheduledSequence, token: int) -> ScheduledSequence:
+    """The step after `item`, which chose `token`. Tables are the same object where they are the same."""
+    item.request.output_token_ids.append(token)
+    if item.history is not None:
+        item.history.add(token)
+    tables = item.block_tables
+    if item.end % 4 == 0:
+        tables = tuple(np.append(table, np.int32(max(table) + 1)) for table in tables)
+    return ScheduledSequence(item.request, item.end, 1, tables, history=item.history)

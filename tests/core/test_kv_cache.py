@@ -274,6 +274,38 @@ def test_a_fork_shares_blocks_and_copies_only_the_partial_one() -> None:
     kv.check_integrity()
 
 
+def test_a_block_that_was_open_to_its_only_holder_is_copied_once_a_fork_shares_it() -> None:
+    kv = KVCacheManager((FULL,), (16,), BLOCK)
+    parent, child = request("a", list(range(9))), request("a", list(range(9)))
+    child.choice = 1
+    compute(kv, parent)
+    parent.output_token_ids.append(9)
+    compute(kv, parent)  # inside its open block
+    match = kv.match_fork(parent, 10)
+    assert match is not None
+    kv.admit(child, match)
+    shared = int(kv.block_tables(parent)[0][2])
+    parent.output_token_ids.append(10)
+    copies = kv.allocate(parent, kv.fit(parent, 1))
+    assert copies == [(0, shared, int(kv.block_tables(parent)[0][2]))]
+    assert kv.block_tables(child)[0][2] == shared
+    kv.check_integrity()
+
+
+def test_tables_are_one_object_until_they_change() -> None:
+    kv = KVCacheManager((FULL, window(6)), (16, 16), BLOCK)
+    r = request("a", list(range(5)))
+    compute(kv, r)
+    seen = kv.block_tables(r)
+    content = [table.tolist() for table in seen]
+    for token in range(12):
+        r.output_token_ids.append(token)
+        compute(kv, r)
+        now = kv.block_tables(r)
+        assert (now is seen) == ([table.tolist() for table in now] == content)
+        seen, content = now, [table.tolist() for table in now]
+
+
 def test_the_last_holder_of_a_cached_block_writes_it_without_a_copy_and_takes_its_name_away() -> None:
     kv = KVCacheManager((FULL,), (16,), BLOCK)
     parent, child = request("a", list(range(8))), request("a", list(range(8)))

@@ -6,13 +6,16 @@ every step. Replay one seed from the repository's root: `PYTHONPATH=. python tes
 
 import random
 import sys
+from dataclasses import replace
 
+import numpy as np
 from sim_worlds import ORACLE, POISON, VOCAB, Answer, Job, World, random_jobs, random_world, reference
 
 from headrace.backend.base import BackendSpec
 from headrace.backend.fake import FakeBackend, FakeBackendError, Faults
 from headrace.base.clock import FakeClock
 from headrace.core.batch import Batch
+from headrace.core.batch_builder import build_batch
 from headrace.core.events import EventKind, EventRecorder
 from headrace.core.kv_cache import KVCacheManager
 from headrace.core.outputs import ChoiceOutput, StepOutputs
@@ -35,6 +38,7 @@ class Simulation:
         self._pending_aborts = [job for job in jobs if job.abort_at_ns is not None]
         self._num_steps = 0
         self._epoch = -1
+        self._last_batches: list[tuple[Batch, bytes]] = []
         self._start()
 
     def _start(self) -> None:
@@ -172,6 +176,24 @@ class Simulation:
             held = sum(count > 0 for count in pool.ref_cnt)
             assert held + pool.num_free == pool.num_blocks
         self.seen["copies"] += len(batch.block_copies)
+        self._check_alone(batch)
+
+    def _check_alone(self, batch: Batch) -> None:
+        """What the builder takes over from step to step makes no difference, but for columns of padding."""
+        plan = self.scheduler._step
+        assert plan is not None
+        alone = build_batch(batch.step_id, plan.scheduled, self.world.block_size, plan.copies, VOCAB)
+        tables = [
+            array[:, : other.shape[1]] for array, other in zip(batch.block_tables, alone.block_tables, strict=True)
+        ]
+        trimmed = replace(batch, block_tables=tuple(np.ascontiguousarray(table) for table in tables))
+        assert trimmed.to_buffer() == alone.to_buffer(), f"step {batch.step_id} differs from one built alone"
+        assert all(
+            (array[:, table.shape[1] :] == -1).all() for array, table in zip(batch.block_tables, tables, strict=True)
+        )
+        self._last_batches = [*self._last_batches[-2:], (batch, batch.to_buffer())]
+        for earlier, buffer in self._last_batches:
+            assert earlier.to_buffer() == buffer, f"step {earlier.step_id} changed after it was handed out"
 
     def _check_end(self) -> None:
         self.scheduler.check_integrity()
