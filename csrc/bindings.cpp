@@ -97,5 +97,6 @@ NB_MODULE(_C, m) {
   bind_tensors(m);
   bind_eager(m);
   bind_weights(m);
+  bind_profile(m);
   bind_tape(m);
 }

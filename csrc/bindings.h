@@ -24,6 +24,7 @@ nb::tuple run_step(Tape& tape, const std::vector<std::shared_ptr<KVCache>>& cach
                    const Array<const int32_t>& previous_rows, nb::handle mask_bits);
 
 void bind_eager(nb::module_& m);
+void bind_profile(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_weights(nb::module_& m);
 

@@ -75,10 +75,12 @@ class Kernels {
 
   std::shared_ptr<ActivationBuffer> norm_quant(const Array<const float>& x,
                                                const std::optional<Array<const float>>& gain, float eps, bool want_f32,
-                                               bool want_q) const {
+                                               bool want_q, std::shared_ptr<ActivationBuffer> out) const {
     require(x.ndim() == 2, "x: not a matrix");
     const int64_t rows = x.shape(0), k = x.shape(1);
-    auto out = std::make_shared<ActivationBuffer>(rows, k, want_f32, want_q);
+    if (!out) out = std::make_shared<ActivationBuffer>(rows, k, want_f32, want_q);
+    require(out->view.rows >= rows && out->view.k == k, "out: wrong shape");
+    require((!want_f32 || out->view.f32 != nullptr) && (!want_q || out->view.q != nullptr), "out: lacks what is asked");
     const NormArgs args = {x.data(), k, or_null(gain, k, "gain"), eps, &out->view, want_f32, want_q};
     table_->norm_quant(&args, 0, static_cast<int32_t>(rows));
     return out;
@@ -200,9 +202,8 @@ class Kernels {
                signals = new_array<float>({rows, 4}, &out.signals);
     nb::object status = new_array<uint8_t>({rows}, &out.status);
     SampleArgs args = sample_args(batch, nb::none(), rows, vocab, out);
-    Memory scratch(sizeof(float) * 2 * vocab);
     args.logits = logits.data();
-    args.scratch = scratch.as<float>();
+    args.scratch = scratch(sizeof(float) * 2 * vocab)->as<float>();
     for (size_t row = 0; row < rows; ++row) table_->sample(&args, static_cast<int32_t>(row));
     return nb::make_tuple(ids, logprobs, top_ids, signals, status);
   }
@@ -218,11 +219,12 @@ class Kernels {
     }
     Memory acc(sizeof(float) * partials * a->partial_rows * a->head_dim),
         max(sizeof(float) * partials * a->partial_rows);
-    Memory sum(sizeof(float) * partials * a->partial_rows), scratch(1 << 20);
+    Memory sum(sizeof(float) * partials * a->partial_rows);
+    void* const space = scratch(1 << 20)->data();
     a->partial_acc = acc.as<float>();
     a->partial_max = max.as<float>();
     a->partial_sum = sum.as<float>();
-    for (int32_t i = 0; i < count; ++i) table_->attention(a, items + i, scratch.data());
+    for (int32_t i = 0; i < count; ++i) table_->attention(a, items + i, space);
     for (int32_t begin = 0, end; begin < count; begin = end) {
       end = begin + 1;
       if (items[begin].partial < 0) continue;
@@ -231,7 +233,14 @@ class Kernels {
     }
   }
 
+  // Kept between calls: fresh pages would cost a measurement more than some kernels do. Calls hold the GIL.
+  const Memory* scratch(size_t bytes) const {
+    if (scratch_.size() < bytes) scratch_ = Memory(bytes);
+    return &scratch_;
+  }
+
   const KernelTable* table_;
+  mutable Memory scratch_;
 };
 
 template <typename T>
@@ -269,7 +278,7 @@ void bind_eager(nb::module_& m) {
            nb::arg("up").noconvert().none() = nb::none())
       .def("norm_quant", &Kernels::norm_quant, nb::arg("x").noconvert(),
            nb::arg("gain").noconvert().none() = nb::none(), nb::arg("eps") = 1e-5f, nb::arg("want_f32") = true,
-           nb::arg("want_q") = true)
+           nb::arg("want_q") = true, nb::arg("out").none() = nb::none())
       .def("gemm", &Kernels::gemm, nb::arg("w"), nb::arg("a"), nb::arg("out").noconvert(),
            nb::arg("bias").noconvert().none() = nb::none(), nb::arg("epilogue") = 0, nb::arg("panels") = Range{0, -1},
            nb::arg("rows") = Range{0, -1})

@@ -142,6 +142,8 @@ struct SampleArgs {
   float* scratch; int64_t scratch_stride;   // per row: at least 2 * vocab floats
 };
 
+enum PeakKind : int32_t { kPeakInt8 = 0, kPeakBf16 = 1, kPeakFp32 = 2 };
+
 struct KernelTable {
   const char* name;
   // pack: fills w (w->data already allocated with packed_bytes); packed_bytes decides format, group and sizes.
@@ -161,6 +163,8 @@ struct KernelTable {
   void (*softcap)(float* x, int64_t count, float cap);
   void (*sample)(const SampleArgs* a, int32_t row);
   void (*gate)(const float* gate, const float* up, float* out, int64_t count, int32_t epilogue);  // out may be gate
+  int64_t (*peak_products)(int32_t kind, int64_t rounds);         // operations done (two a product); 0: no instruction
+  int64_t (*peak_read)(const uint8_t* data, int64_t bytes);       // aligned to 64, a multiple of 1,024; bytes read
 };
 
 const KernelTable* kernel_table_reference();

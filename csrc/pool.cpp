@@ -27,13 +27,13 @@ void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
+}  // namespace
+
 int64_t now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
-
-}  // namespace
 
 Pool::Pool(int threads, bool spin)
     : threads_(threads), spin_ns_(spin ? kSpinNs : 0), slots_(new Slot[kMaxPhases]), state_(kIdle) {

@@ -16,6 +16,8 @@
 
 namespace headrace {
 
+int64_t now_ns();  // monotonic
+
 class Program {
  public:
   virtual ~Program() = default;

@@ -26,6 +26,20 @@ int32_t least_panels(const PackedWeight& w, int32_t rows) {
   return rows < kRowsPerChunk ? divide_up(kLeastGemmBytes, w.panel_bytes) : 1;
 }
 
+// Adds the time it lives to `sum`, unless that is null.
+class Stopwatch {
+ public:
+  explicit Stopwatch(int64_t* sum) : sum_(sum), started_(sum != nullptr ? now_ns() : 0) {}
+  ~Stopwatch() {
+    if (sum_ != nullptr) *sum_ += now_ns() - started_;
+  }
+  Stopwatch(const Stopwatch&) = delete;
+
+ private:
+  int64_t* const sum_;
+  const int64_t started_;
+};
+
 template <typename T>
 T* grown(Memory* memory, int64_t count) {
   if (memory->size() < sizeof(T) * count) *memory = Memory(sizeof(T) * count);
@@ -71,11 +85,18 @@ void Tape::set_heads(int32_t group, const HeadShape& heads) {
 void Tape::run(const StepInfo& step) {
   step_ = &step;
   build_work_lists();
+  for (std::vector<int64_t>& busy : busy_ns_) busy.assign(records_.size(), 0);
   pool_->run(*this);
   label_ns_.assign(labels_.size(), 0);
   for (size_t i = 0; i < phases_.size(); ++i) label_ns_[phases_[i].label] += pool_->phase_ns()[i];
   step_ = nullptr;
 }
+
+void Tape::set_profiling(bool on) {
+  busy_ns_.assign(on ? pool_->threads() : 0, std::vector<int64_t>(records_.size()));
+}
+
+int64_t* Tape::busy(int32_t record, int worker) { return busy_ns_.empty() ? nullptr : &busy_ns_[worker][record]; }
 
 int32_t Tape::num_rows(const Phase& phase) const {
   return phase.domain == Domain::kOutputRows ? step_->num_rows : step_->num_tokens;
@@ -107,13 +128,19 @@ int32_t Tape::num_chunks(int32_t index) const {
 void Tape::run_chunk(int32_t index, int32_t chunk, int worker) {
   const Phase& phase = phases_[index];
   switch (phase.domain) {
-    case Domain::kPanels: return run_gemm(phase, chunk);
+    case Domain::kPanels: return run_gemm(phase, chunk, worker);
     case Domain::kItems:
-    case Domain::kMerges: return run_attention(records_[phase.begin], chunk, worker);
+    case Domain::kMerges: {
+      const Stopwatch stopwatch(busy(phase.begin, worker));
+      return run_attention(records_[phase.begin], chunk, worker);
+    }
     default: break;
   }
   const int32_t size = rows_per_chunk(phase), begin = chunk * size, end = std::min(begin + size, num_rows(phase));
-  for (int32_t i = phase.begin; i < phase.end; ++i) run_row_record(records_[i], begin, end, worker);
+  for (int32_t i = phase.begin; i < phase.end; ++i) {
+    const Stopwatch stopwatch(busy(i, worker));
+    run_row_record(records_[i], begin, end, worker);
+  }
 }
 
 void Tape::run_row_record(const Record& record, int32_t begin, int32_t end, int worker) const {
@@ -209,10 +236,11 @@ Tape::GemmChunks Tape::gemm_chunks(const GemmOp& gemm) const {
   return chunks;
 }
 
-void Tape::run_gemm(const Phase& phase, int32_t chunk) const {
+void Tape::run_gemm(const Phase& phase, int32_t chunk, int worker) {
   int32_t i = phase.begin;
   GemmChunks chunks = gemm_chunks(records_[i].gemm);
   for (; chunk >= chunks.count; chunks = gemm_chunks(records_[++i].gemm)) chunk -= chunks.count;
+  const Stopwatch stopwatch(busy(i, worker));
   const GemmOp& op = records_[i].gemm;
   const int32_t row = chunk / chunks.across * chunks.rows, place = chunk % chunks.across;
   const int32_t leaders = chunks.first > 0 ? chunks.threads : 0;

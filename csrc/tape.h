@@ -98,6 +98,20 @@ struct Phase {
   bool heavy;          // rows so dear that two of them are worth sharing
 };
 
+// What a record is and does, for people and for `headrace profile`. Counts are of one row (a token or an output row).
+struct RecordInfo {
+  const char* kind;
+  std::string label;
+  int32_t phase;
+  bool output_rows;
+  int32_t group;          // of the KV cache; -1: none
+  int32_t n, k;           // outputs and inputs of a row
+  int64_t weight_bytes;   // read once a step
+  int64_t row_bytes;      // of activations read and written
+  int64_t row_ops;        // multiply-adds count two; attention: per attended position
+  std::string weight;     // how a GEMM's weight is stored: "w4g32" (bits, inputs per scale), "bf16" ...; else empty
+};
+
 struct TapeSizes { int32_t vocab, hidden, max_tokens, max_rows; };
 
 class Tape : public Program {
@@ -113,6 +127,13 @@ class Tape : public Program {
   void set_heads(int32_t group, const HeadShape& heads);
 
   void run(const StepInfo& step);
+
+  // With profiling every record's time is kept, summed over the workers; a clock is read twice per record and chunk.
+  void set_profiling(bool on);
+  bool profiling() const { return !busy_ns_.empty(); }
+  std::vector<int64_t> record_ns() const;                                     // of the last step; empty without
+  const std::vector<int64_t>& phase_ns() const { return pool_->phase_ns(); }  // of the last run of the pool
+  RecordInfo describe(int32_t record) const;
 
   const KernelTable* kernels() const { return kernels_; }
   int32_t vocab() const { return sizes_.vocab; }
@@ -140,7 +161,8 @@ class Tape : public Program {
   int32_t num_rows(const Phase& phase) const;
   int32_t rows_per_chunk(const Phase& phase) const;
   GemmChunks gemm_chunks(const GemmOp& gemm) const;
-  void run_gemm(const Phase& phase, int32_t chunk) const;
+  void run_gemm(const Phase& phase, int32_t chunk, int worker);
+  int64_t* busy(int32_t record, int worker);
   void run_attention(const Record& record, int32_t chunk, int worker) const;
   void run_row_record(const Record& record, int32_t begin, int32_t end, int worker) const;
   void run_plain_record(const Record& record, int32_t begin, int32_t end, int worker) const;
@@ -163,6 +185,7 @@ class Tape : public Program {
   Memory partial_acc_, partial_max_, partial_sum_;
   const StepInfo* step_ = nullptr;
   std::vector<int64_t> label_ns_;
+  std::vector<std::vector<int64_t>> busy_ns_;  // [worker][record], when profiling
 };
 
 }  // namespace headrace

@@ -226,6 +226,14 @@ void bind_tape(nb::module_& m) {
            "logprobs [R, 1 + K], top_ids [R, K], signals [R, 4], status [S], nanoseconds per label). Raises ValueError "
            "or\n"
            "TypeError naming the array that is wrong.")
+      .def_prop_rw("profiling", &Tape::profiling, &Tape::set_profiling, "Whether each record's time is kept.")
+      .def("record_ns", &Tape::record_ns, "Of the last step, per record, summed over the workers; [] when not profiling.")
+      .def("phase_ns", [](const Tape& tape) { return tape.phase_ns(); }, "Of the last step, per phase.")
+      .def("records", [](const Tape& tape) {
+        std::vector<RecordInfo> records;
+        for (size_t i = 0; i < tape.num_records(); ++i) records.push_back(tape.describe(static_cast<int32_t>(i)));
+        return records;
+      })
       .def_prop_ro("labels", &Tape::labels)
       .def_prop_ro("num_records", &Tape::num_records)
       .def_prop_ro("num_phases", [](const Tape& tape) { return static_cast<const Program&>(tape).num_phases(); });

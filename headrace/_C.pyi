@@ -85,6 +85,7 @@ class Kernels:
         eps: float = 9.999999747378752e-06,
         want_f32: bool = True,
         want_q: bool = True,
+        out: Activations | None = None,
     ) -> Activations: ...
     def gemm(
         self,
@@ -186,6 +187,44 @@ def checksums(data: NDArray[numpy.uint8]) -> list[int]:
 def drop_file_pages(rows: NDArray[numpy.uint8]) -> None:
     """Only for arrays that view a file mapping."""
 
+def measure_peak(pool: Pool, isa: str, kind: str) -> float:
+    """
+    What all workers reach at most: bytes a second read from memory (kind "read"), or operations a second
+    ("int8", "bf16", "fp32"; 0.0 where the instruction set has no such product). Raises ValueError.
+    """
+
+def measure_line_ns() -> float:
+    """
+    Nanoseconds until a core sees what another one wrote; 0.0 where two threads never run at the same time. On virtual
+    machines it changes whenever the host moves a processor.
+    """
+
+class RecordInfo:
+    """What a record of a tape is and does; counts are of one row."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def phase(self) -> int: ...
+    @property
+    def output_rows(self) -> bool: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def row_ops(self) -> int: ...
+    @property
+    def weight(self) -> str: ...
+
 class Masking:
     """Scale, softcap (0: none) and window (0: none) of an attention."""
 
@@ -233,6 +272,21 @@ class Tape:
         TypeError naming the array that is wrong.
         """
 
+    @property
+    def profiling(self) -> bool:
+        """Whether each record's time is kept."""
+
+    @profiling.setter
+    def profiling(self, arg: bool, /) -> None: ...
+    def record_ns(self) -> list[int]:
+        """
+        Of the last step, per record, summed over the workers; [] when not profiling.
+        """
+
+    def phase_ns(self) -> list[int]:
+        """Of the last step, per phase."""
+
+    def records(self) -> list[RecordInfo]: ...
     @property
     def labels(self) -> list[str]: ...
     @property

@@ -19,10 +19,12 @@ namespace {
 #include "attention_product.inl"
 #include "attention.inl"
 #include "sample.inl"
+#include "peaks.inl"
 
 const KernelTable kTable = {
     "avx2", packed_layout, pack,      gemm,            norm_quant, norm_rows, head_norm_rope,
     kv_write,    attention,     attention_merge, embed,     softcap,   sample,         gate,
+    peak_products, peak_read,
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": "put load on any OpenAI-compatible server and measure it",
     "quality": "measure what a model's arithmetic costs in KL divergence and perplexity",
     "inspect": "show a model's graph, sizes, kernels and memory plan",
+    "profile": "show where the time of a step goes, against what the machine can do",
     "models": "list the catalog and what is here",
     "pull": "fetch a model",
     "rm": "delete a fetched model",

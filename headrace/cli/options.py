@@ -22,7 +22,7 @@ from headrace.base.errors import ConfigError
 
 E = TypeVar("E")
 
-COMMAND_TABLES = ("run", "bench", "quality", "inspect")  # the commands with options of their own
+COMMAND_TABLES = ("run", "bench", "inspect", "profile", "quality")  # the commands with options of their own
 
 
 @dataclass(frozen=True)
