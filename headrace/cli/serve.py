@@ -14,9 +14,12 @@ COMMAND = Command(
 
 def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
-    from headrace.cli.cached import say_licence
-    from headrace.cli.progress import loading
-    from headrace.server.run import serve
+    from headrace.engine.spawn import Spawned
 
-    say_licence(given.config)
-    return serve(given.config, loading())
+    with Spawned(given.config.backend) as spawned:  # it imports what it needs while we do
+        from headrace.cli.cached import say_licence
+        from headrace.cli.progress import loading
+        from headrace.server.run import serve
+
+        say_licence(given.config)
+        return serve(given.config, loading(), spawned)

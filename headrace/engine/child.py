@@ -11,20 +11,15 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import zmq
 
-import headrace
-from headrace.base.config import child_environment
 from headrace.engine.link import BEAT_BYTES, Job, open_socket
 from headrace.engine.messages import Failed, FromEngine, Loading, Ready, Shutdown, ToEngine
+from headrace.engine.spawn import Spawned
 
 _READ_BYTES = 1 << 16
 
@@ -49,6 +44,7 @@ class EngineProcess:
     def __init__(
         self,
         job: Job,
+        spawned: Spawned,
         on_message: Callable[[FromEngine], None],
         on_death: Callable[[str], None],
         watch: Watch,
@@ -67,21 +63,14 @@ class EngineProcess:
         self._silent_ticks = 0
         self._step_ns = 0
         self._gone = asyncio.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        spawned.take()
+        self._process, self._folder, self._life = spawned.process, spawned.folder, spawned.life
+        os.set_blocking(self._life, False)
         self._context = zmq.Context()
         self._socket = open_socket(self._context)
         self._socket.bind(f"ipc://{self._folder}/socket")
         self._socket_fd = int(self._socket.getsockopt(zmq.FD))
-        self._life, life_write = os.pipe()
-        os.set_blocking(self._life, False)
-        try:
-            self._process = self._spawn(life_write)
-        except BaseException:
-            os.close(self._life)
-            self._close_socket()
-            raise
-        finally:
-            os.close(life_write)
+        self._give_job()
         self._loop.add_reader(self._life, self._on_life)
         self._loop.add_reader(self._socket_fd, self._on_socket)
         self._timer = self._loop.call_later(watch.interval_s, self._check_pulse)
@@ -120,26 +109,13 @@ class EngineProcess:
         if not self._ended:
             self._process.kill()
 
-    def _spawn(self, life_write: int) -> subprocess.Popen[bytes]:
-        arguments = [f"--socket={self._folder}/socket", f"--life={life_write}", f"--parent={os.getpid()}"]
-        arguments.append(f"--beat={self._watch.interval_s}")
-        home = str(Path(headrace.__file__).parents[1])
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "headrace.engine.process", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(life_write,),
-            env=child_environment(PYTHONPATH=os.pathsep.join(path for path in [*sys.path, home] if path)),
-            process_group=0,  # Ctrl-C in a terminal is for the parent, which decides what becomes of the engine
-        )
-        if process.stdin is None:
-            raise RuntimeError("the engine process was started without its standard input")
+    def _give_job(self) -> None:
         # Keys and templates are of no use to the engine.
-        job = Job(replace(self._job.config, api_key="", chat_template=""), self._job.model_path, self._job.epoch)
-        with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-        return process
+        job = msgspec.structs.replace(self._job, config=replace(self._job.config, api_key="", chat_template=""))
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
+                self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+                self._process.stdin.flush()
 
     def _on_socket(self) -> None:
         while not self._ended:

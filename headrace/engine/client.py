@@ -24,10 +24,11 @@ from headrace.core.request import FinishReason, SamplingParams
 from headrace.engine.checks import check_generation
 from headrace.engine.child import Watch
 from headrace.engine.generation import EngineStatus, GenerationRequest
-from headrace.engine.launch import Report, find_model
 from headrace.engine.ledger import Generation, Ledger, LiveRequest
 from headrace.engine.messages import Abort, Finish, FromEngine, Gauges, Output, Ready, SelfTest, Step
+from headrace.engine.model_path import Report, find_model
 from headrace.engine.model_text import ModelText
+from headrace.engine.spawn import Spawned
 from headrace.engine.supervisor import Listener, RestartPolicy, Supervisor
 from headrace.engine.wire import add_message
 from headrace.text.tokenizer import Tokenizer
@@ -48,15 +49,20 @@ class AsyncEngine:
         clock: Clock | None = None,
         restart_policy: RestartPolicy | None = None,
         watch: Watch | None = None,
+        spawned: Spawned | None = None,
     ) -> None:
-        """Starts nothing yet. Must be made where an event loop runs."""
+        """Starts nothing yet, but may be given the first engine process. Must be made where an event loop runs."""
         self._config = config
         self._clock = clock or SystemClock()
         self._recorder = EventRecorder("api", 0)
         self._subscribers: list[Subscriber] = []
         self._ledger = Ledger(Admission(config.max_waiting))
         self._supervisor = Supervisor(
-            config, Listener(self._on_message, self._on_death), restart_policy or RestartPolicy(), watch or Watch()
+            config,
+            Listener(self._on_message, self._on_death),
+            restart_policy or RestartPolicy(),
+            watch or Watch(),
+            spawned,
         )
         self._text: ModelText | None = None
         self._ready: Ready | None = None

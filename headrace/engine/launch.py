@@ -1,19 +1,19 @@
 """From a Config to a running engine: model file, graph, sizes, backend, scheduler. The only place that assembles them.
 
-`find_model` runs in the API process, `launch` in the engine process (or in place, for `LLM`). Imports that only one
-backend needs stand in the function that needs them: they decide how fast an engine starts.
+It runs in the engine process (or in place, for `LLM`). Imports that only one backend needs stand in the function that
+needs them: they decide how fast an engine starts.
 """
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
 from headrace.backend.base import Backend, BackendSpec
 from headrace.base.clock import Clock
-from headrace.base.config import Config, cache_dir, pack_folder
+from headrace.base.config import Config, pack_folder
 from headrace.base.errors import ModelTooLargeError
 from headrace.core.events import EventRecorder
 from headrace.core.kv_cache import KVCacheManager
@@ -22,14 +22,13 @@ from headrace.core.scheduler import Scheduler, StepLimits
 from headrace.engine.engine import Engine
 from headrace.engine.memory import available_memory, show_bytes
 from headrace.engine.messages import Ready
+from headrace.engine.model_path import Report
 from headrace.engine.sizing import Demand, Sizes, size_kv
 
 if TYPE_CHECKING:
     from headrace.model.config import ModelConfig
     from headrace.model.graph import Graph
     from headrace.model.planner import ModelSize
-
-Report = Callable[[str, float], None]  # what loading is doing, and the fraction done
 
 _MIN_ROWS = 64  # output rows of a step: prompt logprobs ask for more than one per sequence
 
@@ -42,16 +41,11 @@ class Launched:
     identity: str  # of model, machine and settings: what a measured speed belongs to
 
 
-def find_model(config: Config, report: Report) -> Path:
-    """The model's path on this machine, fetched when needed. Raises ModelNotFoundError or FetchError."""
-    if config.backend == "fake":
-        return Path("fake")
-    from headrace.model.fetch import resolve_model
-
-    def progress(what: str, done: int, total: int) -> None:
-        report(what, done / total if total else 0.0)
-
-    return resolve_model(config.model, cache_dir(config.cache_dir), progress)
+def preload(backend: str) -> None:
+    """Imports what `launch` will import, while there is nothing else to do."""
+    if backend == "cpu":
+        for name in ("backend.cpu", "backend.pack_cache", "model.checkpoint", "model.decoder"):
+            import_module(f"headrace.{name}")
 
 
 def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report) -> Launched:

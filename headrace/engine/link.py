@@ -19,6 +19,7 @@ class Job(msgspec.Struct, frozen=True):
     config: Config
     model_path: str
     epoch: int
+    beat_s: float  # between two beats
 
 
 def open_socket(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":

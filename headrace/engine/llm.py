@@ -28,8 +28,9 @@ from headrace.engine.checks import check_generation
 from headrace.engine.choice import ChoiceStream
 from headrace.engine.engine import Engine
 from headrace.engine.generation import Delta, GenerationRequest, TokenInfo
-from headrace.engine.launch import find_model, launch
+from headrace.engine.launch import launch
 from headrace.engine.messages import Abort, Finish, Output
+from headrace.engine.model_path import find_model
 from headrace.engine.model_text import ModelText
 from headrace.engine.wire import add_message
 from headrace.text.tokenizer import Tokenizer

@@ -15,7 +15,6 @@ from headrace.base.config import Config
 from headrace.base.errors import RequestError
 from headrace.core.limits import LIMITS
 from headrace.core.request import SamplingParams
-from headrace.engine.fake_model import fake_tokenizer
 from headrace.model.catalog import find
 from headrace.model.checkpoint import open_checkpoint
 from headrace.text.chat_template import ChatTemplate, template_from_option
@@ -48,6 +47,8 @@ class ModelText:
         The chat template's worker process is started by `start`, not here.
         """
         if config.backend == "fake":
+            from headrace.engine.fake_model import fake_tokenizer
+
             tokenizer = fake_tokenizer()
             return cls._of(config, tokenizer, SamplingParams(stop_token_ids=tokenizer.eos_token_ids))
         checkpoint = open_checkpoint(path)

@@ -1,8 +1,8 @@
 """The engine process: loads a model, then turns messages into steps until it is told to stop or its parent is gone.
 
-    python -m headrace.engine.process --socket=PATH --life=FD --parent=PID --beat=SECONDS   < one line of JSON: a Job
+    python -m headrace.engine.process --socket=PATH --life=FD --parent=PID --backend=NAME   < one line of JSON: a Job
 
-Started by `engine.child`; `engine.link` draws the pipes. Between steps it takes whatever has arrived; with nothing to
+Started by `engine.spawn`; `engine.link` draws the pipes. Between steps it takes whatever has arrived; with nothing to
 do it sleeps on its inbox and the parent's pipe, and polls nothing. It never decides to live longer than its parent:
 the kernel kills it when the parent dies, and the end of its standard input says so too.
 """
@@ -24,7 +24,7 @@ import zmq
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.config import cache_dir
 from headrace.base.logging import configure_logging
-from headrace.engine.launch import Launched, launch
+from headrace.engine.launch import Launched, launch, preload
 from headrace.engine.link import BEAT_BYTES, Job, open_socket
 from headrace.engine.messages import Abort, Add, Failed, Finish, FromEngine, Loading, Shutdown, ToEngine
 from headrace.engine.self_test import SelfTestRun, remember, remembered
@@ -193,21 +193,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--life", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--beat", type=float, required=True)
+    parser.add_argument("--backend", required=True)
     given = parser.parse_args(arguments)
     die_with_parent(given.parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # for the parent, which lets us finish and then says Shutdown
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code says on stderr where it was
     os.set_blocking(given.life, False)
-    channel = Channel(given.socket)
-    channel.send(Loading("starting", 0.0))
+    preload(given.backend)
     line = sys.stdin.buffer.readline()
     if not line:
         return 1
+    channel = Channel(given.socket)  # whoever sends a Job listens there
+    channel.send(Loading("starting", 0.0))
     job = msgspec.json.decode(line, type=Job)
     configure_logging(job.config.log_level)
-    heart = Heart(given.life, given.beat, SystemClock())
+    heart = Heart(given.life, job.beat_s, SystemClock())
     heart.start()
     try:
         run(job, channel, heart)

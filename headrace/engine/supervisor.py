@@ -26,6 +26,7 @@ from headrace.engine.child import EngineProcess, Watch
 from headrace.engine.generation import EngineStatus
 from headrace.engine.link import Job
 from headrace.engine.messages import Failed, FromEngine, Loading, Ready, ToEngine
+from headrace.engine.spawn import Spawned
 
 # The typed errors that a child can name; what it names otherwise stays a HeadraceError.
 _KINDS: tuple[type[HeadraceError], ...] = (ConfigError, FetchError, ModelNotFoundError, ModelTooLargeError)
@@ -61,6 +62,7 @@ class Supervisor:
     listener: Listener
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     watch: Watch = field(default_factory=Watch)
+    spawned: Spawned | None = None  # the first process, when somebody has started it ahead
     epoch: int = 0
     error: HeadraceError | None = None  # why it is dead, or why it restarts
     _state: str = "loading"
@@ -119,9 +121,10 @@ class Supervisor:
         self._timer = None
         self.epoch += 1
         self._phase, self._fraction = "starting the engine process", 0.0
-        job = Job(self.config, self._model_path, self.epoch)
+        job = Job(self.config, self._model_path, self.epoch, self.watch.interval_s)
         try:
-            self._process = EngineProcess(job, self._on_message, self._on_death, self.watch)
+            spawned, self.spawned = self.spawned or Spawned(self.config.backend), None
+            self._process = EngineProcess(job, spawned, self._on_message, self._on_death, self.watch)
         except OSError as error:
             self._on_death(f"the engine process could not be started: {error}")
 

@@ -27,7 +27,8 @@ from headrace.base.config import Config, cache_dir, notify_socket
 from headrace.base.logging import configure_logging
 from headrace.core.events import Event, EventKind
 from headrace.engine.client import AsyncEngine
-from headrace.engine.launch import Report
+from headrace.engine.model_path import Report
+from headrace.engine.spawn import Spawned
 from headrace.observe.metrics import Metrics
 from headrace.server.answers import cancel
 from headrace.server.app import create_app
@@ -47,16 +48,19 @@ _CLOSE_S = 10.0  # for an engine to end that has nothing left to do
 _CLOSE_LOADING_S = 1.0
 
 
-def serve(config: Config, loading: AbstractContextManager[Report | None] | None = None) -> int:
+def serve(
+    config: Config, loading: AbstractContextManager[Report | None] | None = None, spawned: Spawned | None = None
+) -> int:
     """Serves until a signal. Returns the exit status. Raises ConfigError, and what makes a model unloadable.
 
-    `loading` is entered while the model loads, and gives what is told how far that is.
+    `loading` is entered while the model loads, and gives what is told how far that is. `spawned`: an engine process
+    that was started ahead.
     """
     listener = listen(config.host, config.port, has_key=bool(parse_keys(config.api_key)))
     configure_logging(config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(config, listener, loading or nullcontext()).run())
+        return runner.run(_Server(config, listener, loading or nullcontext(), spawned).run())
 
 
 class _Http(uvicorn.Server):
@@ -68,10 +72,17 @@ class _Http(uvicorn.Server):
 
 
 class _Server:
-    def __init__(self, config: Config, listener: socket.socket, loading: AbstractContextManager[Report | None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket,
+        loading: AbstractContextManager[Report | None],
+        spawned: Spawned | None,
+    ) -> None:
         self._config = config
         self._listener = listener
         self._loading = loading
+        self._spawned = spawned
         self._name = served_name(config)
         self._url = url_of(listener)
         self._notify_socket = notify_socket()
@@ -85,7 +96,7 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         lifecycle, metrics = Lifecycle(), Metrics(self._name, headrace.__version__)
-        engine = AsyncEngine(self._config)
+        engine = AsyncEngine(self._config, spawned=self._spawned)
         engine.subscribe(metrics.fold)
         engine.subscribe(lambda events: self._on_events(engine, events))
         http = _Http(_uvicorn_config(create_app(engine, self._config, metrics, lifecycle)))

@@ -17,6 +17,7 @@ from headrace.core.events import EventKind
 from headrace.core.request import FinishReason
 from headrace.engine.child import Watch
 from headrace.engine.client import AsyncEngine
+from headrace.engine.spawn import Spawned
 from headrace.engine.supervisor import RestartPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -222,10 +223,35 @@ def test_an_engine_does_not_outlive_its_parent(tmp_path: Path) -> None:
 
 def test_an_engine_process_without_a_parent_does_not_start() -> None:
     """Started by hand, or its parent died before it came up."""
-    arguments = ["--socket=/nowhere", "--life=1", "--parent=1", "--beat=1"]
+    arguments = ["--socket=/nowhere", "--life=1", "--parent=1", "--backend=cpu"]
     command = [sys.executable, "-m", "headrace.engine.process", *arguments]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
     assert ended.returncode == 1
+
+
+def test_a_process_that_was_started_ahead_is_the_first_engine(tmp_path: Path, temporary: Path) -> None:
+    async def main(spawned: Spawned) -> None:
+        engine = AsyncEngine(Config(backend="fake", self_test=False, cache_dir=str(tmp_path)), spawned=spawned)
+        watcher = Watcher(engine)
+        await engine.start()
+        await engine.wait_ready()
+        assert pid_of(engine) == spawned.process.pid
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await watcher.until(EventKind.ENGINE_READY, at_least=2)
+        assert pid_of(engine) != spawned.process.pid
+        await engine.close()
+
+    with Spawned("fake") as spawned:
+        run(main(spawned))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_process_that_was_started_ahead_and_never_used_is_ended(temporary: Path) -> None:
+    with Spawned("cpu") as spawned:
+        assert spawned.process.poll() is None
+        assert list(temporary.iterdir())
+    assert spawned.process.returncode is not None
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(

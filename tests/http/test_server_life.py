@@ -212,6 +212,20 @@ def test_a_port_in_use_is_an_error_that_names_the_cure() -> None:
             serve(Config(backend="fake", port=port))
 
 
+def test_a_command_that_fails_before_it_serves_leaves_no_process(tmp_path: Path) -> None:
+    """The engine process is started before the port is looked at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = subprocess.run(
+            [sys.executable, "-m", "headrace.cli.main", "serve", f"--port={taken.getsockname()[1]}"],
+            stderr=subprocess.PIPE,  # held by every process that is left: run() waits for its end
+            text=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parents[1]), "TMPDIR": str(tmp_path)},
+        )
+    assert result.returncode == 2 and "is in use" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_listening_beyond_loopback_needs_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
