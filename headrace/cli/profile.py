@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.backend.cpu import CpuBackend
     from headrace.bench.flame import flame_svg
     from headrace.bench.profile import Profiler, Scenario, describe_limits, measure_limits, run_all, table
-    from headrace.engine.launch import find_model, launch
+    from headrace.engine.launch import launch
+    from headrace.engine.model_path import find_model
 
     own, clock = given.own, SystemClock()
     streams, prompts = _numbers("--batch", own.batch, 4096), _numbers("--tokens", own.tokens, 65536)
