@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,11 +40,9 @@ from headrace.model.fetch import resolve_model
 STAGES = ("inbox", "schedule", "build", "submit", "call", "update", "outbox", "send")
 PROMPT = 16
 DRAIN = """
-import sys, zmq
-from headrace.engine.link import open_socket
-socket = open_socket(zmq.Context())
-socket.bind(sys.argv[1])
-while socket.recv() != b"end":
+import socket, sys
+end = socket.socket(fileno=int(sys.argv[1]))
+while end.recv(1 << 18):
     pass
 """
 
@@ -202,11 +199,11 @@ def main() -> None:
     queues = [int(part) for part in given.waiting.split(",") if part]
     columns = (*STAGES, "outside", "worst", "kernels", "step")
     print(f"{'backend':<8}{'batch':>6}{'waiting':>9}" + "".join(f"{name:>9}" for name in columns) + "  outside/step")
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/socket"
-        child = subprocess.Popen([sys.executable, "-c", DRAIN, f"ipc://{path}"])
-        os.dup2(os.pipe()[0], 0)  # the channel takes the end of its standard input for the end of its parent
-        channel = Channel(path)
+    own_end, child_end = socket.socketpair()
+    command = [sys.executable, "-c", DRAIN, str(child_end.fileno())]
+    with subprocess.Popen(command, pass_fds=(child_end.fileno(),)):
+        child_end.close()
+        channel = Channel(own_end)
         for backend in given.backends.split(","):
             for batch, waiting in [(batch, 0) for batch in batches] + [(given.queue_batch, count) for count in queues]:
                 engine = make_engine(backend, given.model, batch, given.threads)
@@ -216,8 +213,6 @@ def main() -> None:
                 share = 100 * medians["outside"] / medians["step"]
                 print(f"{backend:<8}{batch:>6}{waiting:>9}{numbers}  {share:6.1f} %", flush=True)
         channel.close(0)
-        child.kill()
-        child.wait()
 
 
 if __name__ == "__main__":

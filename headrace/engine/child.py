@@ -1,24 +1,22 @@
 """One life of the engine process, as its parent sees it: started, spoken to, watched, ended.
 
-Two pipes carry life and one zmq socket carries messages (`engine.link` draws them). The socket lies in a 0700 folder
-and its path is removed as soon as both ends are connected, so that nobody else can connect and nothing is left on disk,
-however the two processes end. Knows no requests and never restarts anything.
+A pipe carries life and a socket pair carries messages (`engine.link` draws them): nobody else can connect, and nothing
+is left on disk however the two processes end. Knows no requests and never restarts anything.
 Everything here runs on the event loop's thread; the child's death is reported once, by `on_death`.
 """
 
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
-import zmq
 
-from headrace.engine.link import BEAT_BYTES, Job, open_socket
-from headrace.engine.messages import Failed, FromEngine, Loading, Ready, Shutdown, ToEngine
+from headrace.engine.frames import FrameError, FrameSocket
+from headrace.engine.link import BEAT_BYTES, Job
+from headrace.engine.messages import Failed, FromEngine, Ready, Shutdown, ToEngine
 from headrace.engine.spawn import Spawned
 
 _READ_BYTES = 1 << 16
@@ -64,15 +62,12 @@ class EngineProcess:
         self._step_ns = 0
         self._gone = asyncio.Event()
         spawned.take()
-        self._process, self._folder, self._life = spawned.process, spawned.folder, spawned.life
+        self._process, self._life = spawned.process, spawned.life
+        self._frames = FrameSocket(spawned.socket)
         os.set_blocking(self._life, False)
-        self._context = zmq.Context()
-        self._socket = open_socket(self._context)
-        self._socket.bind(f"ipc://{self._folder}/socket")
-        self._socket_fd = int(self._socket.getsockopt(zmq.FD))
         self._give_job()
         self._loop.add_reader(self._life, self._on_life)
-        self._loop.add_reader(self._socket_fd, self._on_socket)
+        self._loop.add_reader(self._frames, self._on_socket)
         self._timer = self._loop.call_later(watch.interval_s, self._check_pulse)
 
     @property
@@ -83,10 +78,9 @@ class EngineProcess:
         """Queues a message; what a dying process no longer reads is lost."""
         if self._ended:
             return
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        # zmq reports readiness by edges, and a send may consume one.
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self._on_socket)
+        self._frames.send(self._encoder.encode(message))
+        if self._frames.has_unsent:
+            self._loop.add_writer(self._frames, self._flush)
 
     async def stop(self, grace_s: float) -> None:
         """Asks the process to leave and waits until it is gone; after `grace_s` it is killed. Reports no death.
@@ -115,26 +109,25 @@ class EngineProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
                 self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-                self._process.stdin.flush()
+                self._process.stdin.close()
 
     def _on_socket(self) -> None:
-        while not self._ended:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                message = self._decoder.decode(frame)
-            except msgspec.DecodeError as error:
-                self._failure = f"the engine process sent what is no message: {error}"
-                self.kill()
-                return
-            self._take(message)
+        try:
+            for frame in self._frames.receive():
+                self._take(self._decoder.decode(frame))
+        except (msgspec.DecodeError, FrameError) as error:
+            self._failure = f"the engine process sent what is no message: {error}"
+            self.kill()
+        if self._frames.is_closed:  # dead or dying: the life pipe tells, once it is over
+            self._loop.remove_reader(self._frames)
+
+    def _flush(self) -> None:
+        self._frames.flush()
+        if not self._frames.has_unsent:
+            self._loop.remove_writer(self._frames)
 
     def _take(self, message: FromEngine) -> None:
-        if isinstance(message, Loading):
-            shutil.rmtree(self._folder, ignore_errors=True)  # connected: the path has done its work
-        elif isinstance(message, Ready):
+        if isinstance(message, Ready):
             self._ready = True
             self._silent_ticks = 0
         elif isinstance(message, Failed):
@@ -164,24 +157,18 @@ class EngineProcess:
         self._failure = f"{problem}; it was killed"
         self.kill()
 
-    def _close_socket(self) -> None:
-        self._socket.close()
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _end(self) -> None:
         """The process is gone or going: nothing but it holds the life pipe."""
         self._on_socket()  # what it sent before it died still counts
         self._ended = True
         self._loop.remove_reader(self._life)
-        self._loop.remove_reader(self._socket_fd)
+        self._loop.remove_reader(self._frames)
+        self._loop.remove_writer(self._frames)
         self._timer.cancel()
         os.close(self._life)
         self._process.kill()
         code = self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._close_socket()
+        self._frames.close()
         self._gone.set()
         if not self._stopping:
             self._on_death(self._failure or _describe_exit(code, self._ready))

@@ -1,12 +1,12 @@
 """What both ends of the link between the API process and the engine process agree on, apart from the messages.
 
-stdin of the child    one line of JSON, the Job; its end of file tells the child that the parent is gone
+stdin of the child    one line of JSON, the Job
 life pipe             the child writes beats; its end of file tells the parent that the child is gone
-ipc socket            messages.ToEngine down, messages.FromEngine up, as msgpack
+socket pair           messages.ToEngine down, messages.FromEngine up, as msgpack in frames (`engine.frames`); its end of
+                      file tells the child that the parent is gone
 """
 
 import msgspec
-import zmq
 
 from headrace.base.config import Config
 
@@ -20,12 +20,3 @@ class Job(msgspec.Struct, frozen=True):
     model_path: str
     epoch: int
     beat_s: float  # between two beats
-
-
-def open_socket(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
-    """A socket of either end. Queues are bounded by admission (down) and by the tokens of live requests (up)."""
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    return socket

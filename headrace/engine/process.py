@@ -1,75 +1,84 @@
 """The engine process: loads a model, then turns messages into steps until it is told to stop or its parent is gone.
 
-    python -m headrace.engine.process --socket=PATH --life=FD --parent=PID --backend=NAME   < one line of JSON: a Job
+    python -m headrace.engine.process --socket=FD --life=FD --parent=PID --backend=NAME   < one line of JSON: a Job
 
 Started by `engine.spawn`; `engine.link` draws the pipes. Between steps it takes whatever has arrived; with nothing to
-do it sleeps on its inbox and the parent's pipe, and polls nothing. It never decides to live longer than its parent:
-the kernel kills it when the parent dies, and the end of its standard input says so too.
+do it sleeps on its inbox, and polls nothing. It never decides to live longer than its parent: the kernel kills it when
+the parent dies, and the end of its inbox says so too.
 """
 
 import argparse
-import contextlib
 import ctypes
 import faulthandler
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.config import cache_dir
 from headrace.base.logging import configure_logging
+from headrace.engine.frames import FrameSocket
 from headrace.engine.launch import Launched, launch, preload
-from headrace.engine.link import BEAT_BYTES, Job, open_socket
+from headrace.engine.link import BEAT_BYTES, Job
 from headrace.engine.messages import Abort, Add, Failed, Finish, FromEngine, Loading, Shutdown, ToEngine
 from headrace.engine.self_test import SelfTestRun, remember, remembered
 
 log = logging.getLogger("headrace.engine")
 
 _PR_SET_PDEATHSIG = 1
-_STDIN = 0
 _CALM_MS = 500  # of idle time before checks and measurements; real work rarely pauses just so long
 
 
 class Channel:
     """The socket to the parent, and the notice that the parent is gone."""
 
-    def __init__(self, path: str) -> None:
-        self._context = zmq.Context()
-        self._socket = open_socket(self._context)
-        self._socket.connect(f"ipc://{path}")
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(_STDIN, zmq.POLLIN)
+    def __init__(self, end: socket.socket) -> None:
+        self._frames = FrameSocket(end)
+        self._poller = select.poll()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
     def send(self, message: FromEngine) -> None:
-        self._socket.send(self._encoder.encode(message))
+        self._frames.send(self._encoder.encode(message))
 
     def receive(self, timeout_ms: int | None) -> list[ToEngine]:
         """Everything that has arrived; waits up to `timeout_ms` for the first, None for ever.
 
         A parent that is gone reads as Shutdown.
         """
-        ready = dict(self._poller.poll(timeout_ms))
-        messages: list[ToEngine] = []
-        with contextlib.suppress(zmq.Again):
-            while True:
-                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-        if ready.get(_STDIN) and not os.read(_STDIN, 1 << 12):
+        if timeout_ms != 0 or self._frames.has_unsent:
+            self._wait(timeout_ms)
+        messages: list[ToEngine] = [self._decoder.decode(frame) for frame in self._frames.receive()]
+        if self._frames.is_closed:
             messages.append(Shutdown())
         return messages
 
     def close(self, linger_ms: int) -> None:
-        """Waits up to `linger_ms` until what was sent has left."""
-        self._socket.close(linger_ms)
-        self._context.term()
+        """Waits up to `linger_ms` for each part of what was sent to leave."""
+        while self._frames.has_unsent and self._poll(select.POLLOUT, linger_ms):
+            self._frames.flush()
+        self._frames.close()
+
+    def _wait(self, timeout_ms: int | None) -> None:
+        """Until there is something to read. What could not be sent yet leaves meanwhile."""
+        while self._frames.has_unsent:
+            ready = self._poll(select.POLLIN | select.POLLOUT, timeout_ms)
+            self._frames.flush()
+            if not ready or ready & ~select.POLLOUT:
+                return
+        self._poll(select.POLLIN, timeout_ms)
+
+    def _poll(self, events: int, timeout_ms: int | None) -> int:
+        """The events that came; 0 when time ran out."""
+        self._poller.register(self._frames, events)
+        return next((event for _, event in self._poller.poll(timeout_ms)), 0)
 
 
 class Heart(threading.Thread):
@@ -190,7 +199,7 @@ def die_with_parent(parent: int) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="headrace.engine.process")
-    parser.add_argument("--socket", required=True)
+    parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--life", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--backend", required=True)
@@ -204,7 +213,7 @@ def main(arguments: list[str]) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 1
-    channel = Channel(given.socket)  # whoever sends a Job listens there
+    channel = Channel(socket.socket(fileno=given.socket))
     channel.send(Loading("starting", 0.0))
     job = msgspec.json.decode(line, type=Job)
     configure_logging(job.config.log_level)

@@ -5,10 +5,9 @@ nobody else speaks to it.
 """
 
 import os
-import shutil
+import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -21,20 +20,21 @@ class Spawned:
 
     def __init__(self, backend: str) -> None:
         """Raises OSError."""
-        self.folder = Path(tempfile.mkdtemp(prefix="headrace-"))  # 0700; where the socket will be
+        self.socket, child_end = socket.socketpair()
         self.life, life_write = os.pipe()
         self._is_taken = False
         try:
-            self.process = _start(backend, self.folder, life_write)
+            self.process = _start(backend, child_end.fileno(), life_write)
         except BaseException:
             os.close(self.life)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.socket.close()
             raise
         finally:
             os.close(life_write)
+            child_end.close()
 
     def take(self) -> None:
-        """From now on the caller answers for process, pipe and folder."""
+        """From now on the caller answers for process, pipe and socket."""
         self._is_taken = True
 
     def __enter__(self) -> "Spawned":
@@ -50,17 +50,17 @@ class Spawned:
         if self.process.stdin is not None:
             self.process.stdin.close()
         os.close(self.life)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.socket.close()
 
 
-def _start(backend: str, folder: Path, life_write: int) -> subprocess.Popen[bytes]:
-    arguments = [f"--socket={folder}/socket", f"--life={life_write}", f"--parent={os.getpid()}"]
+def _start(backend: str, child_end: int, life_write: int) -> subprocess.Popen[bytes]:
+    arguments = [f"--socket={child_end}", f"--life={life_write}", f"--parent={os.getpid()}"]
     home = str(Path(headrace.__file__).parents[1])
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "headrace.engine.process", *arguments, f"--backend={backend}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=(life_write,),
+        pass_fds=(child_end, life_write),
         env=child_environment(PYTHONPATH=os.pathsep.join(path for path in [*sys.path, home] if path)),
         process_group=0,  # Ctrl-C in a terminal is for the parent, which decides what becomes of the engine
     )
