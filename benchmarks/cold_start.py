@@ -26,7 +26,7 @@ from headrace.model.fetch import resolve_model
 from headrace.model.planner import kv_bytes, measure_graph
 
 _PROMPT = "Hello"
-_POLL_S = 0.002
+_POLL_S = 0.01  # each look costs the server a little
 _DEADLINE_S = 120
 _BLOCK_SIZE = 32
 _FIXED_BYTES = 200 << 20

@@ -6,14 +6,15 @@ Everything here runs on the event loop's thread; the child's death is reported o
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from headrace.base.config import Config
 from headrace.engine.frames import FrameError, FrameSocket
 from headrace.engine.link import BEAT_BYTES, Job
 from headrace.engine.messages import Failed, FromEngine, Ready, Shutdown, ToEngine
@@ -38,6 +39,11 @@ class Watch:
         return min(1.0, self.silence_s / 4)
 
 
+def first_job(config: Config, path: Path) -> Job:
+    """What a supervisor with the usual `Watch` asks of its first process."""
+    return Job(config, str(path), 1, Watch().interval_s)
+
+
 class EngineProcess:
     def __init__(
         self,
@@ -47,7 +53,6 @@ class EngineProcess:
         on_death: Callable[[str], None],
         watch: Watch,
     ) -> None:
-        self._job = job
         self._on_message = on_message
         self._on_death = on_death
         self._watch = watch
@@ -65,7 +70,7 @@ class EngineProcess:
         self._process, self._life = spawned.process, spawned.life
         self._frames = FrameSocket(spawned.socket)
         os.set_blocking(self._life, False)
-        self._give_job()
+        spawned.give(job.line())
         self._loop.add_reader(self._life, self._on_life)
         self._loop.add_reader(self._frames, self._on_socket)
         self._timer = self._loop.call_later(watch.interval_s, self._check_pulse)
@@ -102,14 +107,6 @@ class EngineProcess:
     def kill(self) -> None:
         if not self._ended:
             self._process.kill()
-
-    def _give_job(self) -> None:
-        # Keys and templates are of no use to the engine.
-        job = msgspec.structs.replace(self._job, config=replace(self._job.config, api_key="", chat_template=""))
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
-                self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-                self._process.stdin.close()
 
     def _on_socket(self) -> None:
         try:

@@ -6,6 +6,8 @@ socket pair           messages.ToEngine down, messages.FromEngine up, as msgpack
                       file tells the child that the parent is gone
 """
 
+from dataclasses import replace
+
 import msgspec
 
 from headrace.base.config import Config
@@ -20,3 +22,8 @@ class Job(msgspec.Struct, frozen=True):
     model_path: str
     epoch: int
     beat_s: float  # between two beats
+
+    def line(self) -> bytes:
+        """As the child reads it. Keys and templates are of no use to an engine."""
+        config = replace(self.config, api_key="", chat_template="")
+        return msgspec.json.encode(msgspec.structs.replace(self, config=config)) + b"\n"

@@ -10,6 +10,7 @@ the parent dies, and the end of its inbox says so too.
 import argparse
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -183,6 +184,8 @@ def run(job: Job, channel: Channel, heart: Heart) -> None:
         channel.send(Loading(phase, fraction))
 
     launched = launch(job.config, Path(job.model_path), job.epoch, clock, report)
+    gc.freeze()
+    gc.enable()
     try:
         channel.send(launched.ready)
         Loop(launched, channel, heart, clock, cache_dir(job.config.cache_dir)).run(job.config.self_test)
@@ -209,6 +212,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()  # a crash in native code says on stderr where it was
     os.set_blocking(given.life, False)
+    gc.disable()  # what loading makes stays
     preload(given.backend)
     line = sys.stdin.buffer.readline()
     if not line:

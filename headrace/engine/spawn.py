@@ -4,6 +4,7 @@ The process imports what it needs too, then waits on its standard input for its 
 nobody else speaks to it.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -22,7 +23,7 @@ class Spawned:
         """Raises OSError."""
         self.socket, child_end = socket.socketpair()
         self.life, life_write = os.pipe()
-        self._is_taken = False
+        self._is_taken = self._has_job = False
         try:
             self.process = _start(backend, child_end.fileno(), life_write)
         except BaseException:
@@ -32,6 +33,15 @@ class Spawned:
         finally:
             os.close(life_write)
             child_end.close()
+
+    def give(self, line: bytes) -> None:
+        """Tells the process its Job. The first one counts, so a Job that is known early can be given early."""
+        if self._has_job or self.process.stdin is None:
+            return
+        self._has_job = True
+        with contextlib.suppress(BrokenPipeError):  # dead already: the life pipe tells
+            self.process.stdin.write(line)
+            self.process.stdin.close()
 
     def take(self) -> None:
         """From now on the caller answers for process, pipe and socket."""

@@ -46,7 +46,7 @@ def resolve_model(model: str, cache: Path | None = None, progress: Progress | No
 
     Raises ModelNotFoundError naming the nearest known name, or FetchError.
     """
-    path = _existing(model)
+    path = find_here(model, cache)
     if path is not None:
         return path
     entry = find(model)
@@ -63,6 +63,18 @@ def resolve_model(model: str, cache: Path | None = None, progress: Progress | No
         f"no model named {model!r}{nearest(model.lower(), known)}. Give a catalog name ({', '.join(known)}), "
         "a path to a GGUF file or Hugging Face folder, or a hub id such as owner/name"
     )
+
+
+def find_here(model: str, cache: Path | None = None) -> Path | None:
+    """What `resolve_model` gives without fetching: a path, or a packaged model that is in the cache. Else None."""
+    path = _existing(model)
+    if path is not None:
+        return path
+    entry = find(model)
+    if entry is None or entry.package is None:
+        return None
+    path = cached_path(entry, cache or default_cache_dir())
+    return path if is_trusted(path, entry.package) else None
 
 
 def fetch_catalog(name: str, cache: Path | None = None, progress: Progress | None = None) -> Path:

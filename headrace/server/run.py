@@ -8,6 +8,7 @@ so that whatever supervises it can act.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -126,6 +127,8 @@ class _Server:
         if self._stop.is_set():
             return
         self._is_loaded = True
+        gc.freeze()  # modules and vocabulary: never garbage, not worth looking at again
+        gc.enable()
         notify(self._notify_socket, "READY=1\nSTATUS=Serving")
         print(banner(engine.summary, self._url, self._name, bool(parse_keys(self._config.api_key))), flush=True)
         await _first(self._report_self_test(engine), self._stop.wait())

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from headrace.base.config import Config
 from headrace.base.errors import ConfigError, EngineDeadError, ModelFileError, ModelTooLargeError
 from headrace.core.events import EventKind
 from headrace.core.request import FinishReason
-from headrace.engine.child import Watch
+from headrace.engine.child import Watch, first_job
 from headrace.engine.client import AsyncEngine
 from headrace.engine.spawn import Spawned
 from headrace.engine.supervisor import RestartPolicy
@@ -244,6 +245,45 @@ def test_a_process_that_was_started_ahead_is_the_first_engine(tmp_path: Path, te
     with Spawned("fake") as spawned:
         run(main(spawned))
     assert list(temporary.iterdir()) == []
+
+
+def test_what_a_process_said_before_anybody_listened_is_heard(tmp_path: Path) -> None:
+    """It was given its Job ahead, and is dead by the time its engine is made."""
+    model = tmp_path / "NOT_A_MODEL.gguf"
+    model.write_bytes(b"GGUF but not really")
+    config = Config(model=str(model), cache_dir=str(tmp_path))
+
+    async def main(spawned: Spawned) -> None:
+        engine = AsyncEngine(config, spawned=spawned)
+        await engine.start()
+        with pytest.raises(ModelFileError, match=r"NOT_A_MODEL.gguf"):
+            await engine.wait_ready()
+        await engine.close()
+
+    with Spawned("cpu") as spawned:
+        spawned.give(first_job(config, model).line())
+        os.waitid(os.P_PID, spawned.process.pid, os.WEXITED | os.WNOWAIT)
+        run(main(spawned))
+
+
+def test_only_the_first_job_counts(tmp_path: Path) -> None:
+    async def main(spawned: Spawned) -> None:
+        config = Config(backend="fake", self_test=False, cache_dir=str(tmp_path), max_model_len=512)
+        spawned.give(first_job(config, Path("fake")).line())
+        engine = AsyncEngine(replace(config, max_model_len=1024), spawned=spawned)
+        await engine.start()
+        await engine.wait_ready()
+        assert engine.max_model_len == 512
+        await engine.close()
+
+    with Spawned("fake") as spawned:
+        run(main(spawned))
+
+
+def test_a_job_holds_no_secret() -> None:
+    line = first_job(Config(api_key="SECRET", chat_template="TEMPLATE"), Path("model")).line()
+    assert b"SECRET" not in line
+    assert b"TEMPLATE" not in line
 
 
 def test_a_process_that_was_started_ahead_and_never_used_is_ended(temporary: Path) -> None:

@@ -172,6 +172,18 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
     assert fetch.resolve_model(str(file)) == file
 
 
+def test_what_is_here_is_found_without_fetching(tmp_path: Path, smollm2_gguf: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    assert fetch.find_here(str(file)) == file
+    assert fetch.find_here("smollm2-135m") == smollm2_gguf
+    assert fetch.find_here("smollm2-135m", tmp_path) is None
+    assert fetch.find_here("owner/name") is None
+    assert fetch.find_here("unknown") is None
+    with pytest.raises(ModelNotFoundError):
+        fetch.find_here("")
+
+
 def test_remove_frees_what_was_fetched(tmp_path: Path) -> None:
     entry = next(entry for entry in CATALOG if entry.package)
     target = fetch.cached_path(entry, tmp_path)
