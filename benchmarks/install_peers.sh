@@ -11,4 +11,6 @@ for name in "$@"; do
   test -x "$folder/bin/python" || python3 -m venv "$folder"
   "$folder/bin/pip" install -q --disable-pip-version-check torch==2.13.0
   "$folder/bin/pip" install -q --disable-pip-version-check -r "$here/benchmarks/peers/$name.txt"
+  # Where they are built for CUDA they fail at import; nothing here needs them.
+  "$folder/bin/pip" uninstall -q -y torchvision torchaudio torchcodec
 done

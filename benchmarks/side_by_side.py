@@ -1,195 +1,207 @@
-"""Headrace beside llama.cpp's llama-server: the same GGUF file, the same threads, everyone through HTTP, one run.
+"""Headrace beside other servers: the same weights and threads, everyone through HTTP, interleaved.
 
-    .venv/bin/python benchmarks/side_by_side.py --llama-server .peers/llama.cpp/build/bin/llama-server
+    .venv/bin/python benchmarks/side_by_side.py run --results FILE [--models M,..] [--servers S,..] [--works W,..]
+    .venv/bin/python benchmarks/side_by_side.py report --results FILE
 
-Each repeat starts every server afresh, one at a time and in turn, so that the machine's moods fall on all of them; the
-table shows medians, the spread, and ratios of medians. llama-server is measured at each of several settings and its
-best is what counts. The load generator's share of a core is printed with every result.
+`run` appends every result to FILE at once; the same command goes on where an earlier one was ended. Each repeat starts
+every server afresh, in turn, so that the machine's moods fall on all. In the first repeats a peer is measured at every
+setting listed in comparison/contestants.py; after that, for each work, at the best of them. `report` prints the tables.
 """
 
 import argparse
-import asyncio
-import json
 import os
-import platform
 import signal
-import socket
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from headrace.bench.client import LoadError, Target, fetch
-from headrace.bench.load import Arrival, Workload, run, served_model
-from headrace.bench.report import summarize
-from headrace.model.fetch import resolve_model
+from comparison.contestants import LLAMA_CPP, contestants
+from comparison.machine import describe
+from comparison.perplexity import fixed_text, served_perplexity, tool_perplexity, windows
+from comparison.report import report
+from comparison.results import Result, ResultFile
+from comparison.server import Contestant, Running, ServerError, Setting, running, summed_pss
+from comparison.works import LARGE, QUICK, SMALL, WORKS, Measured, Size, WorkError, measure
 
-
-@dataclass(frozen=True)
-class Work:
-    """One kind of load, the number that is compared, and whether more of it is better."""
-
-    name: str
-    num_prompts: int
-    input_len: int
-    output_len: int
-    concurrency: int
-    range_ratio: float
-    metric: str
-    higher_is_better: bool
-
-
-WORKS = (
-    Work("single-stream decode, tok/s", 4, 32, 128, 1, 0.0, "decode", True),
-    Work("TTFT of a 2,048-token prompt, s", 1, 2048, 4, 1, 0.0, "ttft", False),
-    Work("16 streams, 128 in / 128 out, output tok/s", 32, 128, 128, 16, 0.25, "throughput", True),
-)
+HERE = Path(__file__).resolve().parent
+MODELS = ("smollm2-135m", "random-1b", "gemma3-270m")
+SERVERS = ("headrace", "llama.cpp", "openvino", "vllm")
+CORPUS = HERE.parent / "headrace" / "bench" / "corpus"
 
 
 @dataclass(frozen=True)
-class Server:
-    """A way to start a server: its name in the table and its command, with {port} to fill in."""
+class Plan:
+    """What is asked for."""
 
-    name: str
-    command: tuple[str, ...]
-    works: tuple[int, ...]  # indices of WORKS that it is measured on
+    models: list[str]
+    servers: list[str]
+    files: list[str]
+    works: list[str]
+    repeats: int
+    sweep_repeats: int
+    threads: int
+    quick: bool
+    checkpoints: Path
+
+    def size(self, model: str) -> Size:
+        if self.quick:
+            return QUICK
+        return LARGE if model == "random-1b" else SMALL
+
+    def contestants(self, model: str) -> list[Contestant]:
+        found = contestants(model, (self.checkpoints / model).resolve(), self.threads)
+        wanted = [one for one in found if one.server in self.servers and (not self.files or one.file in self.files)]
+        for one in wanted:
+            if not one.path.exists():
+                print(f"{model}: {one.name} is left out: {one.path} does not exist", flush=True)
+        return [one for one in wanted if one.path.exists()]
 
 
-def servers(arguments: argparse.Namespace, model: Path) -> list[Server]:
-    threads = str(arguments.threads)
-    own = (sys.executable, "-m", "headrace", "serve", str(model), "--port", "{port}", "--threads", threads)
-    found = [Server("headrace", (*own, "--no-self-test", "--max-num-seqs", "32"), (0, 1, 2))]
-    if arguments.llama_server:
-        base = (arguments.llama_server, "-m", str(model), "--port", "{port}", "-t", threads, "-tb", threads)
-        found += [
-            Server("llama-server -np 1", (*base, "-c", "8192", "-np", "1"), (0, 1)),
-            Server("llama-server -np 1 -ub 2048", (*base, "-c", "8192", "-np", "1", "-b", "2048", "-ub", "2048"), (1,)),
-            Server("llama-server -np 16", (*base, "-c", "8192", "-np", "16"), (2,)),
-            Server("llama-server -np 16 -fa on", (*base, "-c", "8192", "-np", "16", "-fa", "on"), (2,)),
-        ]
-    return found
+class Comparison:
+    """Goes through the plan and fills the file."""
 
+    def __init__(self, plan: Plan, results: ResultFile, log: Path) -> None:
+        self._plan = plan
+        self._results = results
+        self._log = log
 
-@contextmanager
-def started(server: Server) -> Iterator[Target]:
-    """The server, ready, on a free port; stopped afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [part.format(port=port) for part in server.command]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    target = Target("127.0.0.1", port, "", False)
-    try:
-        _wait_until_ready(process, target)
-        yield target
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
+    def run(self) -> None:
+        for model in self._plan.models:
+            entrants = self._plan.contestants(model)
+            for repeat in range(self._plan.repeats):
+                for contestant in entrants:
+                    for setting in contestant.settings:
+                        works = self._open_works(model, contestant, setting, repeat)
+                        if works:
+                            self._session(model, contestant, setting, repeat, works)
+                if repeat == 0 and "perplexity" in self._plan.works and model != "random-1b":
+                    self._tool_perplexity(model, entrants)
+
+    def _open_works(self, model: str, contestant: Contestant, setting: Setting, repeat: int) -> list[str]:
+        """The works of this setting that are wanted in this repeat and not measured yet."""
+        found = []
+        for work in setting.works:
+            once = work == "perplexity" and (repeat > 0 or model == "random-1b")
+            if work not in self._plan.works or once:
+                continue
+            if repeat >= self._plan.sweep_repeats:
+                best = self._results.best_setting(model, contestant.name, work, range(self._plan.sweep_repeats))
+                if best is not None and best != setting.name:
+                    continue
+            if not self._results.has((model, contestant.name, setting.name, work, repeat)):
+                found.append(work)
+        return found
+
+    def _session(self, model: str, contestant: Contestant, setting: Setting, repeat: int, works: list[str]) -> None:
         try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], target: Target) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"{process.args} ended with {process.returncode}")
-        try:
-            if asyncio.run(fetch(target, "GET", "/health"))[0] == 200:
-                return
-        except LoadError:
-            pass
-        time.sleep(0.05)
-    raise SystemExit(f"{process.args} was not ready within 120 s")
-
-
-def measure(target: Target, work: Work, repeat: int) -> dict[str, Any]:
-    model = asyncio.run(served_model(target))
-
-    def workload(num_prompts: int, seed: int) -> Workload:
-        return Workload(num_prompts, work.input_len, work.output_len, work.range_ratio, 0, seed, False, True, model)
-
-    arrival = Arrival(float("inf"), work.concurrency)
-    asyncio.run(run(target, workload(1, 10_000 + repeat), arrival, lambda done, total: None))
-    result = summarize(
-        asyncio.run(run(target, workload(work.num_prompts, repeat), arrival, lambda done, total: None)), [50, 99], {}
-    )
-    if result["failed"]:
-        raise SystemExit(f"{work.name}: {result['errors']}")
-    value = {
-        "decode": 1 / result["tpot"]["p50"] if result["tpot"] else float("nan"),
-        "ttft": result["ttft"]["p50"],
-        "throughput": result["output_tokens_per_s"],
-    }[work.metric]
-    return {"value": value, "generator_cpu_share": result["generator_cpu_share"], "result": result}
-
-
-def collect(found: Sequence[Server], repeats: int) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    measured: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for repeat in range(repeats):
-        for server in found:
-            with started(server) as target:
-                for index in server.works:
-                    outcome = measure(target, WORKS[index], repeat)
-                    measured.setdefault((server.name, index), []).append(outcome)
-                    share = 100 * outcome["generator_cpu_share"]
-                    print(
-                        f"repeat {repeat + 1}  {WORKS[index].name:<44} {server.name:<30} "
-                        f"{outcome['value']:8.2f}   generator {share:.1f} % of a core",
-                        flush=True,
+            with running(contestant, setting, self._log) as server:
+                for work in works:
+                    try:
+                        found = self._measure(model, work, server, repeat)
+                    except WorkError as error:
+                        self._fail(Result(model, contestant.name, setting.name, work, repeat, {}, 0.0, {}, str(error)))
+                        continue
+                    self._keep(
+                        Result(
+                            model,
+                            contestant.name,
+                            setting.name,
+                            work,
+                            repeat,
+                            found.values,
+                            found.generator_cpu_share,
+                            found.detail | {"options": list(setting.options)},
+                        )
                     )
-    return measured
+        except (ServerError, WorkError) as error:
+            for work in works:
+                self._fail(Result(model, contestant.name, setting.name, work, repeat, {}, 0.0, {}, str(error)))
+
+    def _measure(self, model: str, work: str, server: Running, repeat: int) -> Measured:
+        if work == "cold":
+            return Measured({"s": server.cold_start}, 0.0, {})
+        if work == "memory":
+            return Measured({"mib": summed_pss(server.process_id)}, 0.0, {})
+        if work == "perplexity":
+            parts = windows(self._vocabulary(model), fixed_text(CORPUS))
+            value = served_perplexity(server.target, parts)
+            return Measured({"perplexity": value}, 0.0, {"windows": len(parts)})
+        return measure(work, server.target, self._plan.size(model), repeat)
+
+    def _vocabulary(self, model: str) -> Path:
+        return next((self._plan.checkpoints / model).glob("*.gguf"))
+
+    def _tool_perplexity(self, model: str, entrants: list[Contestant]) -> None:
+        text = self._log.with_suffix(".text")
+        text.write_text(fixed_text(CORPUS), encoding="utf-8")
+        for one in entrants:
+            if one.server != "llama.cpp" or self._results.has((model, one.name, "llama-perplexity", "perplexity", 0)):
+                continue
+            try:
+                value = tool_perplexity(LLAMA_CPP / "llama-perplexity", one.path, text, self._plan.threads)
+            except WorkError as error:
+                self._fail(Result(model, one.name, "llama-perplexity", "perplexity", 0, {}, 0.0, {}, str(error)))
+            else:
+                values = {"perplexity": value}
+                self._keep(Result(model, one.name, "llama-perplexity", "perplexity", 0, values, 0.0, {}))
+
+    def _keep(self, result: Result) -> None:
+        self._results.add(result)
+        values = "  ".join(f"{key} {value:.4g}" for key, value in result.values.items())
+        share = 100 * result.generator_cpu_share
+        print(f"{_label(result)} {values}  (generator {share:.1f} % of a core)", flush=True)
+
+    def _fail(self, result: Result) -> None:
+        self._results.add(result)
+        print(f"{_label(result)} FAILED: {result.error}", flush=True)
 
 
-def table(measured: dict[tuple[str, int], list[dict[str, Any]]]) -> str:
-    lines = ["| work | headrace | best llama-server (setting) | ratio |", "|---|---|---|---|"]
-    for index, work in enumerate(WORKS):
-        medians = {
-            name: statistics.median(item["value"] for item in items)
-            for (name, at), items in measured.items()
-            if at == index
-        }
-        own = medians.pop("headrace", float("nan"))
-        spread = [item["value"] for item in measured.get(("headrace", index), [])]
-        shown = f"{own:.2f} ({min(spread):.2f} to {max(spread):.2f})" if spread else "-"
-        if not medians:
-            lines.append(f"| {work.name} | {shown} | - | - |")
-            continue
-        best = (max if work.higher_is_better else min)(medians, key=lambda name: medians[name])
-        peer = [item["value"] for item in measured[(best, index)]]
-        ratio = own / medians[best] if work.higher_is_better else medians[best] / own
-        lines.append(
-            f"| {work.name} | {shown} | {medians[best]:.2f} ({min(peer):.2f} to {max(peer):.2f}) "
-            f"`{best.removeprefix('llama-server ')}` | {ratio:.2f}x |"
-        )
-    return "\n".join(lines)
+def _label(result: Result) -> str:
+    who = f"{result.contestant} [{result.setting}]"
+    return f"{result.model:<13} repeat {result.repeat + 1}  {who:<42} {result.work:<10}"
+
+
+def _names(known: tuple[str, ...], given: str) -> list[str]:
+    wanted = given.split(",") if given else list(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    return wanted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help="catalog name or GGUF file")
-    parser.add_argument("--llama-server", default="", help="path of the peer; built by benchmarks/build_llama_cpp.sh")
+    parser.add_argument("action", choices=("run", "report"))
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines; servers' own output goes beside it")
+    parser.add_argument("--models", default="", help=", ".join(MODELS))
+    parser.add_argument("--servers", default="", help=", ".join(SERVERS))
+    parser.add_argument("--files", default="", help="only these files, such as Q4_1,int8,bf16")
+    parser.add_argument("--works", default="", help=", ".join(WORKS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", default="", help="JSON file for everything measured")
-    arguments = parser.parse_args()
-    model = resolve_model(arguments.model)
-    measured = collect(servers(arguments, model), arguments.repeats)
-    print()
-    print(f"{platform.processor() or platform.machine()}, {arguments.threads} threads, {arguments.repeats} repeats")
-    print(table(measured))
-    if arguments.output:
-        rows = [
-            {"server": name, "work": asdict(WORKS[index]), "runs": items} for (name, index), items in measured.items()
-        ]
-        Path(arguments.output).write_text(json.dumps(rows, indent=1) + "\n")
+    parser.add_argument("--sweep-repeats", type=int, default=2, help="repeats in which all settings are tried")
+    parser.add_argument("--quick", action="store_true", help="one repeat of as little as works: to try everything out")
+    parser.add_argument("--checkpoints", type=Path, default=HERE.parent / ".peers" / "checkpoints")
+    given = parser.parse_args()
+    results = ResultFile(given.results)
+    models = _names(MODELS, given.models)
+    if given.action == "report":
+        print(report(results, models, given.checkpoints))
+        return
+    plan = Plan(
+        models,
+        _names(SERVERS, given.servers),
+        given.files.split(",") if given.files else [],
+        _names(WORKS, given.works),
+        1 if given.quick else given.repeats,
+        given.sweep_repeats,
+        given.threads,
+        given.quick,
+        given.checkpoints,
+    )
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))  # servers are stopped
+    results.add_machine(describe(given.threads, set(plan.servers)))
+    Comparison(plan, results, given.results.with_suffix(".log")).run()
 
 
 if __name__ == "__main__":
