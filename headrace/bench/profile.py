@@ -266,7 +266,11 @@ def table(profile: Profile, limits: Limits) -> Iterator[str]:
 def describe_limits(limits: Limits, threads: int, isa: str) -> str:
     products = (("int8", limits.int8), ("bf16", limits.bf16), ("fp32", limits.fp32))
     named = ", ".join(f"{name} {value / 1e9:,.0f} GOP/s" if value else f"{name} -" for name, value in products)
-    return f"limits measured here, {isa}, {threads} threads: read {limits.read / 1e9:.1f} GB/s, {named}"
+    return f"limits measured here, {isa}, {_threads(threads)}: read {limits.read / 1e9:.1f} GB/s, {named}"
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def run_all(

@@ -1,4 +1,4 @@
-"""`headrace bench`: load on any OpenAI-compatible URL, open loop or closed loop."""
+"""`headrace bench`: load on any OpenAI-compatible URL, open loop or closed loop; `bench kernels` is another command."""
 
 import asyncio
 import json
@@ -48,6 +48,10 @@ COMMAND = Command(
 
 
 def main(arguments: Sequence[str]) -> int:
+    if list(arguments[:1]) == ["kernels"]:
+        from headrace.cli import bench_kernels
+
+        return bench_kernels.main(arguments[1:])
     given = read(COMMAND, arguments)
     from headrace.bench.client import LoadError
     from headrace.bench.report import parse_goodput, parse_percentiles, summarize, table

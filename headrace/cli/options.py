@@ -22,7 +22,8 @@ from headrace.base.errors import ConfigError
 
 E = TypeVar("E")
 
-COMMAND_TABLES = ("run", "bench", "inspect", "profile", "quality")  # the commands with options of their own
+# The commands with options of their own.
+COMMAND_TABLES = ("run", "bench", "bench_kernels", "inspect", "profile", "quality")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Command(Generic[E]):
     own: type[E]
     positionals: tuple[Positional, ...] = ()
     config_fields: tuple[str, ...] | None = None
+
+    @property
+    def table(self) -> str:
+        """What its TOML table and its variables are named after."""
+        return self.name.replace(" ", "_")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,9 +97,20 @@ def read(command: Command[E], arguments: Sequence[str]) -> Given[E]:
         if item.name == "model" and positionals["model"] is not None:
             config_flags["model"] = positionals["model"]
     config = load(Config, config_flags, environment(), table)
-    own = load(command.own, own_flags, environment(), table.get(command.name, {}), command.name)
-    _warn_of_unread_variables(own_fields, command.name)
+    own = load(command.own, own_flags, environment(), table.get(command.table, {}), command.table)
+    _warn_of_unread_variables(own_fields, command.table)
     return Given(config, own, positionals)
+
+
+def numbers(flag: str, text: str, most: int) -> tuple[int, ...]:
+    """A list such as 1,16; none for an empty text. Raises ConfigError for what is no whole number from 1 to `most`."""
+    try:
+        found = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is not a list of whole numbers such as 1,16") from error
+    if any(not 1 <= number <= most for number in found):
+        raise ConfigError(f"{flag}: {text!r} has a number outside 1 to {most}")
+    return found
 
 
 def _build(
@@ -148,10 +165,10 @@ def _check_table(
 ) -> None:
     config_names = [spec.name for spec in dataclasses.fields(Config)]
     check_keys(table, [*config_names, *COMMAND_TABLES], "config file")
-    own_table = table.get(command.name, {})
+    own_table = table.get(command.table, {})
     if not isinstance(own_table, dict):
-        raise ConfigError(f"config file: [{command.name}] must be a table")
-    check_keys(own_table, [spec.name for spec in own_fields], f"config file, table [{command.name}]")
+        raise ConfigError(f"config file: [{command.table}] must be a table")
+    check_keys(own_table, [spec.name for spec in own_fields], f"config file, table [{command.table}]")
     for spec in dataclasses.fields(Config):
         if spec.name in table:
             parse(spec, table[spec.name], f"TOML key {spec.name}")
@@ -160,7 +177,7 @@ def _check_table(
 def _warn_of_unread_variables(own_fields: Sequence["dataclasses.Field[Any]"], command: str) -> None:
     known = ["HEADRACE_CONFIG"] + [f"HEADRACE_{spec.name.upper()}" for spec in dataclasses.fields(Config)]
     known += [f"HEADRACE_{command.upper()}_{spec.name.upper()}" for spec in own_fields]
-    others = tuple(f"HEADRACE_{table.upper()}_" for table in COMMAND_TABLES if table != command)
+    others = tuple(f"HEADRACE_{table.upper()}_" for table in COMMAND_TABLES if not command.startswith(table))
     watched = {name: value for name, value in environment().items() if not name.startswith(others)}
     for warning in check_environment(watched, known):
         print(f"headrace: warning: {warning}", file=sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 from headrace.base.clock import SystemClock
 from headrace.base.config import option
 from headrace.base.errors import ConfigError, HeadraceError
-from headrace.cli.options import Command, Positional, read
+from headrace.cli.options import Command, Positional, numbers, read
 from headrace.cli.progress import ProgressLine
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.engine.model_path import find_model
 
     own, clock = given.own, SystemClock()
-    streams, prompts = _numbers("--batch", own.batch, 4096), _numbers("--tokens", own.tokens, 65536)
+    streams, prompts = numbers("--batch", own.batch, 4096), numbers("--tokens", own.tokens, 65536)
     config = replace(
         given.config,
         enable_prefix_caching=False,
@@ -66,16 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     if own.output:
         _write(Path(own.output), flame_svg(profiles, limits, f"{config.model}; {title}"))
     return 0
-
-
-def _numbers(flag: str, text: str, most: int) -> list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")] if text else []
-    except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is not a list of whole numbers such as 1,16") from error
-    if any(not 1 <= number <= most for number in numbers):
-        raise ConfigError(f"{flag}: {text!r} has a number outside 1 to {most}")
-    return numbers
 
 
 def _write(path: Path, text: str) -> None:
