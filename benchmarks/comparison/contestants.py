@@ -25,15 +25,17 @@ _ALL = ("cold", "memory", "single", "ttft", "streams16", "streams32", "mixed", "
 
 _HEADRACE = (Setting("defaults", (), (*_ALL, "perplexity")),)
 
+# Without -kvu every slot has a cache of its own, -c divided by -np, and attends to nobody else's.
 _LLAMA_CPP = (
     Setting("-np 1", ("-np", "1", "-c", "4096"), ("cold", "memory", "single", "ttft", "prefix")),
     Setting("-np 1 -fa off", ("-np", "1", "-c", "4096", "-fa", "off"), ("single", "ttft")),
     Setting("-np 1 -ub 2048", ("-np", "1", "-c", "4096", "-ub", "2048"), ("ttft",)),
-    Setting("-np 32 -kvu", ("-np", "32", "-kvu", "-c", "16384"), ("streams16", "streams32", "mixed", "prefix")),
-    Setting("-np 32 -kvu -fa off", ("-np", "32", "-kvu", "-c", "16384", "-fa", "off"), ("streams16", "streams32")),
     Setting("-np 16", ("-np", "16", "-c", "8192"), ("streams16",)),
+    Setting("-np 16 -fa off", ("-np", "16", "-c", "8192", "-fa", "off"), ("streams16",)),
     Setting("-np 32", ("-np", "32", "-c", "16384"), ("streams32",)),
-    Setting("-np 32 -kvu -b 256", ("-np", "32", "-kvu", "-c", "16384", "-b", "256", "-ub", "256"), ("mixed",)),
+    Setting("-np 32 -kvu", ("-np", "32", "-kvu", "-c", "16384"), ("streams16", "streams32", "mixed", "prefix")),
+    Setting("-np 12", ("-np", "12", "-c", "28672"), ("mixed",)),
+    Setting("-np 12 -b 256", ("-np", "12", "-c", "28672", "-b", "256", "-ub", "256"), ("mixed",)),
 )
 
 _OPENVINO = (
