@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from comparison.contestants import contestants
+from comparison.floors import counted, floors
 from comparison.results import Result, ResultFile
 from comparison.server import Contestant
 from comparison.works import MEASURES, PERPLEXITY, Measure
 
+_UNITS = {"memory_gb_s": "{:.1f} GB/s of memory", "int8_gop_s": "{:.0f} Gop/s of int8"}
+_UNITS |= {"bf16_gflop_s": "{:.0f} GFLOP/s of bf16", "fp32_gflop_s": "{:.0f} GFLOP/s of fp32"}
 _SLACK = 1.01  # a peer's file is of equal quality when its perplexity is at most this much of Headrace's
 
 
@@ -24,22 +27,28 @@ def report(results: ResultFile, models: list[str], checkpoints: Path) -> str:
 
 
 def _machine(machines: list[dict[str, Any]]) -> Iterator[str]:
-    """The last run's machine; the limits are the best that any run of the file measured."""
+    """The last run's machine, and the versions of all runs."""
     if not machines:
         return
     last = machines[-1]
-    limits: dict[str, float] = {}
     versions: dict[str, str] = {}
     for one in machines:
         versions |= one["versions"]
-        for name, value in one["limits"].items():
-            limits[name] = max(value, limits.get(name, 0.0))
     size = f"{last['cores']} cores, {last['memory_gib']:.0f} GiB; {last['threads']} threads"
     yield f"- Machine: {last['processor']}, {size}."
-    shown = ", ".join(f"{name.replace('_', ' ', 1).replace('_', '/')} {value:.0f}" for name, value in limits.items())
+    shown = ", ".join(_UNITS[name].format(value) for name, value in _limits(machines).items())
     yield f"- Its limits, measured by the same command with all threads: {shown}."
     yield f"- Versions: {'; '.join(f'{name}: {text}' for name, text in versions.items())}."
     yield f"- Last run: {last['date']}, load before it {last['load_before']:.1f}."
+
+
+def _limits(machines: list[dict[str, Any]]) -> dict[str, float]:
+    """The best of all runs: what takes from a limit is other work."""
+    found: dict[str, float] = {}
+    for one in machines:
+        for name, value in one["limits"].items():
+            found[name] = max(value, found.get(name, 0.0))
+    return found
 
 
 class ModelTable:
@@ -70,8 +79,9 @@ class ModelTable:
 
     def ratios(self) -> Iterator[str]:
         """Above 1 Headrace is ahead, whichever way the number counts."""
-        yield "| work | Headrace | best peer of at least this quality | ratio | best peer of all | ratio |"
-        yield "|---|---|---|---|---|---|"
+        yield "| work | Headrace | of the limit | best peer of this quality | ratio | best peer of all | ratio |"
+        yield "|---|---|---|---|---|---|---|"
+        limits = self._floors()
         own = [one for one in self.entrants if one.server == "headrace"]
         peers = [one for one in self.entrants if one.server != "headrace"]
         for measure in MEASURES:
@@ -80,7 +90,9 @@ class ModelTable:
                 if median is None:
                     continue
                 equal = [peer for peer in peers if self._equal(one, peer)]
-                cells = [*self._against(median, measure, equal), *self._against(median, measure, peers)]
+                limit = limits.get(one.file, {}).get((measure.work, measure.key))
+                near = "-" if limit is None else f"{_ratio(median, limit, measure):.0%} of {_number(limit)}"
+                cells = [near, *self._against(median, measure, equal), *self._against(median, measure, peers)]
                 yield f"| {measure.title} | {one.file}: {_number(median)} | " + " | ".join(cells) + " |"
 
     def _equal(self, own: Contestant, peer: Contestant) -> bool:
@@ -95,9 +107,8 @@ class ModelTable:
         if not found:
             return "-", "-"
         value, best = (max if measure.higher_is_better else min)(found, key=lambda pair: pair[0])
-        ratio = own / value if measure.higher_is_better else value / own
         setting = self._results.best_setting(self._model, best.name, measure.work)
-        return f"{best.name}: {_number(value)} (`{setting}`)", f"{ratio:.2f}x"
+        return f"{best.name}: {_number(value)} (`{setting}`)", f"{_ratio(own, value, measure):.2f}x"
 
     def notes(self) -> Iterator[str]:
         results = [result for result in self._results.all() if result.model == self._model]
@@ -107,19 +118,20 @@ class ModelTable:
         repeats = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
         yield f"Medians of {repeats} repeats (least to most)."
         yield f"The load generator took at most {100 * share:.0f} % of a core."
-        limit = self._bandwidth_limit()
-        if limit:
-            yield f"Bandwidth over bytes of weights allows, for one stream: {limit}."
+        yield "The limit counts bytes and operations one after another, at the bandwidth and peaks above."
         failed = sorted({f"{r.contestant} `{r.setting}` {r.work}: {r.error[:120]}" for r in results if r.error})
         yield from (f"Failed: {line}" for line in failed)
 
-    def _bandwidth_limit(self) -> str:
-        """Tokens per second if reading all weights once per token were everything; for GGUF files."""
-        speeds = [machine["limits"]["memory_gb_s"] for machine in self._results.machines]
+    def _floors(self) -> dict[str, dict[tuple[str, str], float]]:
+        """By Headrace's files, of those that are here."""
+        limits = _limits(self._results.machines)
         files = [one for one in self.entrants if one.server == "headrace" and one.path.exists()]
-        if not speeds:
-            return ""
-        return ", ".join(f"{one.file} {max(speeds) * 1e9 / one.path.stat().st_size:.0f} tok/s" for one in files)
+        return {one.file: floors(counted(one.path), limits) for one in files} if limits else {}
+
+
+def _ratio(own: float, other: float, measure: Measure) -> float:
+    """Above 1: `own` is better."""
+    return own / other if measure.higher_is_better else other / own
 
 
 def _number(value: float) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comparison.contestants import contestants
+from comparison.floors import counted, floors
 from comparison.folder import to_bf16, write_folder
 from comparison.perplexity import windows
 from comparison.report import report
@@ -57,7 +58,7 @@ def test_ratios_tell_a_peer_of_equal_quality_from_one_that_answers_worse(tmp_pat
         line for line in report(file, [MODEL], tmp_path).splitlines() if line.startswith("| 1 stream, tok/s | Q4_1")
     ]
     assert rows == [
-        "| 1 stream, tok/s | Q4_1: 300 | llama.cpp Q4_1: 100 (`x`) | 3.00x | llama.cpp Q4_0: 150 (`x`) | 2.00x |"
+        "| 1 stream, tok/s | Q4_1: 300 | - | llama.cpp Q4_1: 100 (`x`) | 3.00x | llama.cpp Q4_0: 150 (`x`) | 2.00x |"
     ]
 
 
@@ -95,3 +96,14 @@ def test_windows_are_whole_and_begin_with_the_begin_token_where_there_is_one(tmp
     )
     assert windows(plain, "b" * 1100) == [[1] * 512] * 2
     assert windows(framed, "b" * 1100) == [[4] + [1] * 511] * 2
+
+
+def test_one_stream_cannot_be_faster_than_its_weights_and_cache_are_read(tmp_path: Path) -> None:
+    metadata = llama_metadata() | {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.pre": "smollm"}
+    model = counted(write_gguf(tmp_path / "tiny.gguf", "llama", metadata, llama_tensors()))
+    matrices = 6 * 16 + 2 * 16 * 16 + 2 * 8 * 16 + 3 * 16 * 24
+    assert (model.weight_bytes, model.body) == (4 * matrices, matrices - 6 * 16)
+    found = floors(model, {"memory_gb_s": 1e-9, "int8_gop_s": 1.0, "fp32_gflop_s": 1e-9})
+    assert found["single", "tok_s"] == pytest.approx(1 / (4 * matrices + 64 * 4 * 8))  # the tiny context is full
+    attention = 4 * 2 * 8 * (64 * 65 / 2 + (2048 - 64) * 64)
+    assert found["ttft", "s"] == pytest.approx(2 * 2048 * model.body + 2 * 6 * 16 + attention)
