@@ -73,9 +73,12 @@ void bind_tensors(nb::module_& m) {
         return nb::cast(nb::ndarray<nb::numpy, float>(x.data(), 2, shape, self, strides));
       });
 
-  nb::class_<KVCache>(m, "KVCache", "Keys and values of one KV group's layers, bf16, in blocks.")
-      .def(nb::init<int32_t, int32_t, int32_t, int32_t, int32_t>(), nb::arg("layers"), nb::arg("blocks"),
-           nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"))
+  nb::class_<KVCache>(m, "KVCache", "Keys and values of one KV group's layers, bf16 or int8, in blocks.")
+      .def("__init__", [](KVCache* self, int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads,
+                          int32_t head_dim, const std::string& dtype) {
+        new (self) KVCache(layers, blocks, block_size, kv_heads, head_dim, kv_format(dtype));
+      }, nb::arg("layers"), nb::arg("blocks"), nb::arg("block_size"), nb::arg("kv_heads"), nb::arg("head_dim"),
+         nb::arg("dtype") = "bf16")
       .def_prop_ro("nbytes", &KVCache::bytes)
       .def_prop_ro("block_bytes", &KVCache::block_bytes)
       .def("copy", [](KVCache& cache, int32_t source, int32_t destination) {

@@ -33,6 +33,17 @@ const T* or_null(const std::optional<Array<const T>>& array, int64_t count, cons
   return array->data();
 }
 
+template <typename T>
+void check_caches(const Array<T>& k_cache, const Array<T>& v_cache, KVFormat format, int32_t head_dim,
+                  int32_t block_size) {
+  require(k_cache.ndim() == 3 && v_cache.ndim() == 3, "k_cache, v_cache: not three axes");
+  require(head_dim > 0 && head_dim <= 256 && head_dim % 16 == 0, "head_dim: no multiple of 16 up to 256");
+  require(block_size == 16 || block_size == 32, "block_size: neither 16 nor 32");
+  require(static_cast<int64_t>(k_cache.shape(2)) == kv_head_bytes(format, head_dim, block_size),
+          "k_cache: not the bytes of a head in a block");
+  require(v_cache.size() == k_cache.size(), "v_cache: unlike k_cache");
+}
+
 int64_t rows_of(const Array<float>& m, const char* what) {
   require(m.ndim() == 2, std::string(what) + ": not a matrix");
   return static_cast<int64_t>(m.shape(0));
@@ -120,44 +131,47 @@ class Kernels {
                            cos_sin.data(), 0, static_cast<int32_t>(rows));
   }
 
-  // Caches: [blocks][kv_heads][head_dim / 2][block_size][2] and [blocks][kv_heads][block_size / 2][head_dim][2].
-  void kv_write(const Array<const float>& k, const Array<const float>& v, const Array<uint16_t>& k_cache,
-                const Array<uint16_t>& v_cache, const Array<const int32_t>& slots) const {
-    require(k_cache.ndim() == 5 && v_cache.ndim() == 5, "k_cache, v_cache: not five axes");
-    const int64_t blocks = k_cache.shape(0), heads = k_cache.shape(1), dim = 2 * k_cache.shape(2),
-                  size = k_cache.shape(3);
-    const int64_t tokens = slots.size();
-    require(v_cache.size() == k_cache.size(), "v_cache: unlike k_cache");
-    require(static_cast<int64_t>(k.size()) == tokens * heads * dim && v.size() == k.size(), "k, v: wrong shape");
+  // Caches: bytes [blocks][kv_heads][bytes of a head's K, or V] of `dtype`, as csrc/kernels.h lays them out.
+  void kv_write(const Array<const float>& k, const Array<const float>& v, const Array<uint8_t>& k_cache,
+                const Array<uint8_t>& v_cache, const Array<const int32_t>& slots, int32_t head_dim, int32_t block_size,
+                const std::string& dtype) const {
+    const KVFormat format = kv_format(dtype);
+    check_caches(k_cache, v_cache, format, head_dim, block_size);
+    const int64_t blocks = k_cache.shape(0), heads = k_cache.shape(1), head_bytes = k_cache.shape(2);
+    const int64_t tokens = slots.size(), ld = heads * head_dim;
+    require(static_cast<int64_t>(k.size()) == tokens * ld && v.size() == k.size(), "k, v: wrong shape");
     for (int64_t t = 0; t < tokens; ++t) {
-      require(slots.data()[t] >= 0 && slots.data()[t] < blocks * size, "slots: outside the cache");
+      require(slots.data()[t] >= 0 && slots.data()[t] < blocks * block_size, "slots: outside the cache");
     }
-    const int64_t ld = heads * dim, stride = heads * dim * size;
-    const KVWriteArgs args = {k.data(), v.data(), ld, ld, k_cache.data(), v_cache.data(), stride, slots.data(),
-                              static_cast<int32_t>(heads), static_cast<int32_t>(dim), static_cast<int32_t>(size)};
+    const KVWriteArgs args = {k.data(), v.data(), ld, ld, k_cache.data(), v_cache.data(), heads * head_bytes,
+                              head_bytes, format, slots.data(), static_cast<int32_t>(heads), head_dim, block_size};
     table_->kv_write(&args, 0, static_cast<int32_t>(tokens));
   }
 
   // items: [n][7], the fields of AttentionItem. Items with a partial are merged with their neighbours of the same
   // sequence, head and queries.
-  void attention(const Array<const float>& q, const Array<float>& out, const Array<const uint16_t>& k_cache,
-                 const Array<const uint16_t>& v_cache, const Array<const int32_t>& block_table,
-                 const Array<const int32_t>& cu_seqlens_q, const Array<const int32_t>& seq_lens, float scale,
-                 int32_t window, float softcap, const Array<const int32_t>& items, int32_t partition) const {
-    require(k_cache.ndim() == 5 && v_cache.ndim() == 5 && q.ndim() == 2, "q, k_cache, v_cache: wrong axes");
-    require(items.ndim() == 2 && items.shape(1) == 7 && block_table.ndim() == 2, "items, block_table: wrong axes");
-    require(partition > 0 && partition <= kPartition, "partition: more positions than the kernels hold");
+  void attention(const Array<const float>& q, const Array<float>& out, const Array<const uint8_t>& k_cache,
+                 const Array<const uint8_t>& v_cache, const Array<const int32_t>& block_table,
+                 const Array<const int32_t>& cu_seqlens_q, const Array<const int32_t>& seq_lens, int32_t head_dim,
+                 int32_t block_size, const std::string& dtype, float scale, int32_t window, float softcap,
+                 const Array<const int32_t>& items, int32_t partition) const {
     AttentionArgs a = {};
-    a.head_dim = static_cast<int32_t>(2 * k_cache.shape(2));
+    a.kv_format = kv_format(dtype);
+    check_caches(k_cache, v_cache, static_cast<KVFormat>(a.kv_format), head_dim, block_size);
+    require(q.ndim() == 2 && out.ndim() == 2 && items.ndim() == 2 && items.shape(1) == 7 && block_table.ndim() == 2,
+            "q, out, items, block_table: wrong axes");
+    require(partition > 0 && partition <= kPartition, "partition: more positions than the kernels hold");
+    a.head_dim = head_dim;
     a.num_kv_heads = static_cast<int32_t>(k_cache.shape(1));
-    a.block_size = static_cast<int32_t>(k_cache.shape(3));
+    a.block_size = block_size;
     a.num_heads = static_cast<int32_t>(out.shape(1)) / a.head_dim;
     a.q = q.data();
     a.ldq = q.shape(1);
     a.out = out.data();
     a.k_cache = k_cache.data();
     a.v_cache = v_cache.data();
-    a.block_stride = static_cast<int64_t>(a.num_kv_heads) * a.head_dim * a.block_size;
+    a.head_stride = k_cache.shape(2);
+    a.block_stride = a.num_kv_heads * a.head_stride;
     a.block_table = block_table.data();
     a.max_blocks = static_cast<int32_t>(block_table.shape(1));
     a.cu_seqlens_q = cu_seqlens_q.data();
@@ -274,6 +288,9 @@ void bind_eager(nb::module_& m) {
   nb::class_<Kernels>(m, "Kernels", "The kernels of one instruction set, each by itself on NumPy arrays.")
       .def(nb::init<const std::string&>(), nb::arg("isa") = "auto")
       .def_prop_ro("name", &Kernels::name)
+      .def_static("kv_head_bytes", [](const std::string& dtype, int32_t head_dim, int32_t block_size) {
+        return kv_head_bytes(kv_format(dtype), head_dim, block_size);
+      }, nb::arg("dtype"), nb::arg("head_dim"), nb::arg("block_size"), "Bytes of a KV head's K, or V, in a block.")
       .def("pack", &Kernels::pack, nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"),
            nb::arg("up").noconvert().none() = nb::none())
       .def("norm_quant", &Kernels::norm_quant, nb::arg("x").noconvert(),
@@ -287,11 +304,13 @@ void bind_eager(nb::module_& m) {
       .def("head_norm_rope", &Kernels::head_norm_rope, nb::arg("x").noconvert(), nb::arg("heads"), nb::arg("head_dim"),
            nb::arg("gain").noconvert().none(), nb::arg("eps"), nb::arg("rotary_dim"), nb::arg("cos_sin").noconvert())
       .def("kv_write", &Kernels::kv_write, nb::arg("k").noconvert(), nb::arg("v").noconvert(),
-           nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("slots").noconvert())
+           nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("slots").noconvert(),
+           nb::arg("head_dim"), nb::arg("block_size"), nb::arg("dtype") = "bf16")
       .def("attention", &Kernels::attention, nb::arg("q").noconvert(), nb::arg("out").noconvert(),
            nb::arg("k_cache").noconvert(), nb::arg("v_cache").noconvert(), nb::arg("block_table").noconvert(),
-           nb::arg("cu_seqlens_q").noconvert(), nb::arg("seq_lens").noconvert(), nb::arg("scale"), nb::arg("window"),
-           nb::arg("softcap"), nb::arg("items").noconvert(), nb::arg("partition") = kPartition)
+           nb::arg("cu_seqlens_q").noconvert(), nb::arg("seq_lens").noconvert(), nb::arg("head_dim"),
+           nb::arg("block_size"), nb::arg("dtype"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"),
+           nb::arg("items").noconvert(), nb::arg("partition") = kPartition)
       .def("embed", &Kernels::embed, nb::arg("rows").noconvert(), nb::arg("type"), nb::arg("k"),
            nb::arg("ids").noconvert(), nb::arg("scale") = 1.0f)
       .def("softcap", &Kernels::softcap, nb::arg("x").noconvert(), nb::arg("cap"))

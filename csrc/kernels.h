@@ -79,6 +79,13 @@ struct GemmArgs {
   int32_t epilogue;      // EpilogueKind
 };
 
+// What a block of the cache holds per layer and KV head, K and then V. int8: value = (byte - 128) * scale of its token,
+// K turned by a Hadamard matrix that q is turned by too; a token that was not finite has the scale NaN.
+enum KVFormat : int32_t {
+  kKVBF16 = 0,    // K [head_dim / 2][block_size][2], V [block_size / 2][head_dim][2] bf16
+  kKVInt8 = 1,    // K [head_dim / 4][block_size][4], V [block_size / 4][head_dim][4] bytes, each before [block_size] f32
+};
+
 // One unit of attention: some query tokens of one sequence against one KV head's query heads, over KV partitions
 // [part_begin, part_end). When that is all of its partitions the result goes to `out`, else to the partial buffers.
 struct AttentionItem {
@@ -91,9 +98,11 @@ struct AttentionItem {
 struct AttentionArgs {
   const float* q; int64_t ldq; // [T][num_heads * head_dim] in rows of ldq, rope applied, not scaled
   float* out;                  // [T][num_heads * head_dim]
-  const uint16_t* k_cache;     // of this layer: [block][kv_head][head_dim/2][block_size][2] bf16
-  const uint16_t* v_cache;     // of this layer: [block][kv_head][block_size/2][head_dim][2] bf16
-  int64_t block_stride;        // elements from a block to the next
+  const uint8_t* k_cache;      // of this layer, in the form of kv_format
+  const uint8_t* v_cache;
+  int64_t block_stride;        // bytes from a block to the next
+  int64_t head_stride;         // bytes from the K, or V, of a KV head to the next's, in a block
+  int32_t kv_format;           // KVFormat
   const int32_t* block_table;  // [S][max_blocks]
   const int32_t* cu_seqlens_q; // [S + 1]
   const int32_t* seq_lens;     // [S]
@@ -120,7 +129,8 @@ struct NormArgs {
 struct KVWriteArgs {
   const float* k; const float* v; // [T][ld] of this layer, rope applied
   int64_t ldk, ldv;
-  uint16_t* k_cache; uint16_t* v_cache; int64_t block_stride;
+  uint8_t* k_cache; uint8_t* v_cache; int64_t block_stride, head_stride;   // as in AttentionArgs
+  int32_t kv_format;
   const int32_t* slots;           // [T]
   int32_t num_kv_heads, head_dim, block_size;
 };

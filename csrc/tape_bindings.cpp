@@ -94,7 +94,8 @@ void add_kv_write(Tape& tape, const SharedMatrix& k, const SharedMatrix& v, cons
   const int64_t width = static_cast<int64_t>(cache->kv_heads) * cache->head_dim;
   require(k->width() == width && v->width() == width && layer >= 0 && layer < cache->layers, "kv_write: sizes differ");
   record.kv_write.args = {k->data(), v->data(), k->stride(), v->stride(), cache->keys(layer), cache->values(layer),
-                          cache->block_elements(), nullptr, cache->kv_heads, cache->head_dim, cache->block_size};
+                          cache->block_bytes(), cache->head_bytes(), cache->format, nullptr, cache->kv_heads,
+                          cache->head_dim, cache->block_size};
   record.kv_write.group = group;
   tape.keep(k);
   tape.keep(v);
@@ -141,7 +142,9 @@ void add_attention(Tape& tape, const SharedMatrix& q, const SharedMatrix& out, c
   args.out = out->data();
   args.k_cache = cache->keys(layer);
   args.v_cache = cache->values(layer);
-  args.block_stride = cache->block_elements();
+  args.block_stride = cache->block_bytes();
+  args.head_stride = cache->head_bytes();
+  args.kv_format = cache->format;
   args.block_size = cache->block_size;
   args.num_heads = static_cast<int32_t>(q->width()) / cache->head_dim;
   args.num_kv_heads = cache->kv_heads;

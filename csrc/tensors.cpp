@@ -1,5 +1,7 @@
 #include "tensors.h"
 
+#include <stdexcept>
+
 namespace headrace {
 
 Matrix::Matrix(int64_t rows, int64_t width)
@@ -37,8 +39,20 @@ Weight::Weight(const KernelTable* kernels, const PackedWeight& layout, int64_t b
   view.data = piece_.data;
 }
 
-KVCache::KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim)
-    : layers(layers), blocks(blocks), block_size(block_size), kv_heads(kv_heads), head_dim(head_dim),
+int64_t kv_head_bytes(KVFormat format, int32_t head_dim, int32_t block_size) {
+  const int64_t values = static_cast<int64_t>(head_dim) * block_size;
+  return format == kKVInt8 ? values + sizeof(float) * block_size : 2 * values;
+}
+
+KVFormat kv_format(const std::string& name) {
+  if (name == "bf16") return kKVBF16;
+  if (name == "int8") return kKVInt8;
+  throw std::invalid_argument("KV caches are bf16 or int8, not " + name);
+}
+
+KVCache::KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim,
+                 KVFormat format)
+    : layers(layers), blocks(blocks), block_size(block_size), kv_heads(kv_heads), head_dim(head_dim), format(format),
       memory_(static_cast<size_t>(blocks) * block_bytes()) {}
 
 }  // namespace headrace

@@ -2,6 +2,7 @@
 // Each knows its own sizes, so that the border can check what it is given. None knows a model.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -48,25 +49,32 @@ class Weight {
   int64_t bytes_;
 };
 
-// Keys and values of the layers of one KV group, bf16, block by block: what a sequence touches first lies together, so
-// memory is taken as contexts grow, and one block is one copy. Per layer of a block:
-//   keys [kv_head][head_dim / 2][block_size][2]    values [kv_head][block_size / 2][head_dim][2]
+// Bytes of the K, or V, of one KV head in a block.
+int64_t kv_head_bytes(KVFormat format, int32_t head_dim, int32_t block_size);
+
+// "bf16" or "int8". Raises ValueError for another name.
+KVFormat kv_format(const std::string& name);
+
+// Keys and values of the layers of one KV group, block by block: what a sequence touches first lies together, so memory
+// is taken as contexts grow, and one block is one copy. A block holds, layer by layer, the K of all heads, then their V,
+// in the form of `format` (KVFormat).
 class KVCache {
  public:
-  KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim);
+  KVCache(int32_t layers, int32_t blocks, int32_t block_size, int32_t kv_heads, int32_t head_dim, KVFormat format);
 
-  // Of block 0; block b begins b * block_elements() further.
-  uint16_t* keys(int32_t layer) const { return memory_.as<uint16_t>() + 2 * layer * part_elements(); }
-  uint16_t* values(int32_t layer) const { return keys(layer) + part_elements(); }
-  int64_t block_elements() const { return 2 * layers * part_elements(); }
-  int64_t block_bytes() const { return block_elements() * 2; }  // of all layers, keys and values
+  // Of block 0; block b begins b * block_bytes() further.
+  uint8_t* keys(int32_t layer) const { return memory_.data() + 2 * layer * part_bytes(); }
+  uint8_t* values(int32_t layer) const { return keys(layer) + part_bytes(); }
+  int64_t head_bytes() const { return kv_head_bytes(format, head_dim, block_size); }
+  int64_t block_bytes() const { return 2 * layers * part_bytes(); }  // of all layers, keys and values
   uint8_t* block(int32_t index) const { return memory_.data() + index * block_bytes(); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.size()); }
 
   const int32_t layers, blocks, block_size, kv_heads, head_dim;
+  const KVFormat format;
 
  private:
-  int64_t part_elements() const { return static_cast<int64_t>(kv_heads) * head_dim * block_size; }
+  int64_t part_bytes() const { return kv_heads * head_bytes(); }
   Memory memory_;
 };
 

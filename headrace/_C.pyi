@@ -47,9 +47,11 @@ class Matrix:
     def array(self) -> object: ...
 
 class KVCache:
-    """Keys and values of one KV group's layers, bf16, in blocks."""
+    """Keys and values of one KV group's layers, bf16 or int8, in blocks."""
 
-    def __init__(self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int) -> None: ...
+    def __init__(
+        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: str = "bf16"
+    ) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -77,6 +79,10 @@ class Kernels:
     def __init__(self, isa: str = "auto") -> None: ...
     @property
     def name(self) -> str: ...
+    @staticmethod
+    def kv_head_bytes(dtype: str, head_dim: int, block_size: int) -> int:
+        """Bytes of a KV head's K, or V, in a block."""
+
     def pack(self, rows: NDArray[numpy.uint8], type: int, k: int, up: NDArray[numpy.uint8] | None = None) -> Weight: ...
     def norm_quant(
         self,
@@ -119,19 +125,25 @@ class Kernels:
         self,
         k: NDArray[numpy.float32],
         v: NDArray[numpy.float32],
-        k_cache: NDArray[numpy.uint16],
-        v_cache: NDArray[numpy.uint16],
+        k_cache: NDArray[numpy.uint8],
+        v_cache: NDArray[numpy.uint8],
         slots: NDArray[numpy.int32],
+        head_dim: int,
+        block_size: int,
+        dtype: str = "bf16",
     ) -> None: ...
     def attention(
         self,
         q: NDArray[numpy.float32],
         out: NDArray[numpy.float32],
-        k_cache: NDArray[numpy.uint16],
-        v_cache: NDArray[numpy.uint16],
+        k_cache: NDArray[numpy.uint8],
+        v_cache: NDArray[numpy.uint8],
         block_table: NDArray[numpy.int32],
         cu_seqlens_q: NDArray[numpy.int32],
         seq_lens: NDArray[numpy.int32],
+        head_dim: int,
+        block_size: int,
+        dtype: str,
         scale: float,
         window: int,
         softcap: float,

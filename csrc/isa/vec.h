@@ -31,6 +31,7 @@ inline f32v v_min(f32v a, f32v b) { return _mm512_min_ps(a, b); }
 inline f32v v_abs(f32v a) { return _mm512_abs_ps(a); }
 inline i32v v_bits(f32v a) { return _mm512_castps_si512(a); }
 inline f32v v_floats(i32v a) { return _mm512_castsi512_ps(a); }
+inline f32v v_to_floats(i32v a) { return _mm512_cvtepi32_ps(a); }
 inline i32v v_add_i32(i32v a, i32v b) { return _mm512_add_epi32(a, b); }
 inline i32v v_and_i32(i32v a, i32v b) { return _mm512_and_si512(a, b); }
 inline i32v v_max_i32(i32v a, i32v b) { return _mm512_max_epi32(a, b); }
@@ -66,6 +67,7 @@ inline f32v v_min(f32v a, f32v b) { return _mm256_min_ps(a, b); }
 inline f32v v_abs(f32v a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline i32v v_bits(f32v a) { return _mm256_castps_si256(a); }
 inline f32v v_floats(i32v a) { return _mm256_castsi256_ps(a); }
+inline f32v v_to_floats(i32v a) { return _mm256_cvtepi32_ps(a); }
 inline i32v v_add_i32(i32v a, i32v b) { return _mm256_add_epi32(a, b); }
 inline i32v v_and_i32(i32v a, i32v b) { return _mm256_and_si256(a, b); }
 inline i32v v_max_i32(i32v a, i32v b) { return _mm256_max_epi32(a, b); }
@@ -99,6 +101,7 @@ inline f32v v_select(i32v mask, f32v a, f32v b) { return v_floats((v_bits(a) & m
 inline f32v v_max(f32v a, f32v b) { return v_select(a > b, a, b); }
 inline f32v v_min(f32v a, f32v b) { return v_select(a < b, a, b); }
 inline f32v v_abs(f32v a) { return v_floats(v_bits(a) & 0x7fffffff); }
+inline f32v v_to_floats(i32v a) { return __builtin_convertvector(a, f32v); }
 inline i32v v_add_i32(i32v a, i32v b) { return a + b; }
 inline i32v v_and_i32(i32v a, i32v b) { return a & b; }
 inline i32v v_max_i32(i32v a, i32v b) {
@@ -152,6 +155,14 @@ inline float v_hmax(f32v a) {
 #endif
 
 constexpr float kInfinity = __builtin_inff();
+
+// Lane i takes lane i ^ N.
+template <int N> inline f32v v_swap(f32v a) {
+  typedef int32_t Lanes __attribute__((vector_size(kLanes * 4)));
+  Lanes from;
+  for (int i = 0; i < kLanes; ++i) from[i] = i ^ N;
+  return __builtin_shuffle(a, from);
+}
 
 // Largest, and sum, of the lanes of integers.
 #if defined(HEADRACE_ISA_REFERENCE)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.batch import Batch, StepResult
-from headrace.core.kv_group import KVGroup
+from headrace.core.kv_group import KVDtype, KVGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class BackendSpec:
     max_rows: int  # output rows in one Batch
     max_seqs: int
     max_model_len: int
+    kv_dtype: KVDtype = "bf16"
 
 
 class Backend(Protocol):

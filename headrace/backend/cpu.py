@@ -133,7 +133,7 @@ class CpuBackend:
         )
 
     def read_blocks(self, group: int, ids: npt.NDArray[np.int32]) -> bytes:
-        """Whole blocks, one after another: for each layer of the group its keys, then its values, bf16."""
+        """Whole blocks, one after another: for each layer of the group its keys, then its values."""
         return self.caches[group].read(np.ascontiguousarray(ids, np.int32))
 
     def write_blocks(self, group: int, ids: npt.NDArray[np.int32], data: bytes) -> None:

@@ -68,7 +68,7 @@ class Lowering:
         self._now = 0
         self.logits: _C.Matrix
         self.caches = [
-            _C.KVCache(len(group.layers), blocks, spec.block_size, group.num_kv_heads, group.head_dim)
+            _C.KVCache(len(group.layers), blocks, spec.block_size, group.num_kv_heads, group.head_dim, spec.kv_dtype)
             for group, blocks in zip(graph.kv_groups, spec.num_blocks, strict=True)
         ]
         sizes = {"vocab": graph.axes["vocab"], "hidden": graph.axes["hidden"]}

@@ -55,6 +55,11 @@ class Config:
     kv_cache_memory_bytes: int = option(
         0, "Bytes of KV cache; 0: a safe share of what the machine or cgroup has free.", size=True, minimum=0
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Numbers of the KV cache. bf16; int8: half the memory, for a little quality (docs/quality.md); auto: bf16.",
+        choices=("auto", "bf16", "int8"),
+    )
     enable_prefix_caching: bool = option(True, "Reuse the KV cache of equal prompt prefixes.")
     chat_template: str = option(
         "", "Path to a Jinja chat template, or the template itself, instead of the model's own."

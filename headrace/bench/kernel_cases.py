@@ -8,7 +8,8 @@ other kernels, data comes from wherever it fits, as in a step; only long context
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from headrace._C import Activations, Kernels, Weight
 from headrace.core.batch import I32
 from headrace.core.batch_builder import ScheduledSequence, build_batch
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import Request, SamplingParams
 
 # GGUF's number, inputs and bytes of a block, and where its f16 scales lie.
@@ -75,10 +77,10 @@ def cases(kernels: Kernels, plan: Plan) -> Iterator[Case]:
             for layer in plan.layers:
                 yield from _gemm(kernels, name, layer, plan.rows)
     if "attention" in plan.kernels:
-        for model in HEADS:
-            yield _attention(kernels, model, 1, *PREFILL)
+        for model, dtype in product(HEADS, get_args(KVDtype)):
+            yield _attention(kernels, dtype, model, 1, *PREFILL)
             for context in plan.contexts:
-                yield _attention(kernels, model, SEQUENCES, context, 1)
+                yield _attention(kernels, dtype, model, SEQUENCES, context, 1)
     if "norm_quant" in plan.kernels:
         for width in WIDTHS:
             yield from (_norm_quant(kernels, width, rows) for rows in plan.rows)
@@ -138,15 +140,15 @@ def _walk(
     return call, empty
 
 
-def _attention(kernels: Kernels, model: str, sequences: int, context: int, chunk: int) -> Case:
+def _attention(kernels: Kernels, dtype: KVDtype, model: str, sequences: int, context: int, chunk: int) -> Case:
     heads, kv_heads, dim = HEADS[model]
     blocks = -(-context // BLOCK_SIZE)
     pool, rng = blocks * sequences, np.random.default_rng(1)
-    k_cache = np.empty((pool, kv_heads, dim // 2, BLOCK_SIZE, 2), np.uint16)
-    v_cache = np.empty((pool, kv_heads, BLOCK_SIZE // 2, dim, 2), np.uint16)
+    k_cache = np.empty((pool, kv_heads, kernels.kv_head_bytes(dtype, dim, BLOCK_SIZE)), np.uint8)
+    v_cache = np.empty_like(k_cache)
     slots = np.arange(pool * BLOCK_SIZE, dtype=np.int32)
     k, v = (rng.standard_normal((len(slots), kv_heads, dim), np.float32) for _ in range(2))
-    kernels.kv_write(k, v, k_cache, v_cache, slots)
+    kernels.kv_write(k, v, k_cache, v_cache, slots, dim, BLOCK_SIZE, dtype)
     table = rng.permutation(pool).astype(np.int32).reshape(sequences, blocks)
     cu_seqlens = (np.arange(sequences + 1) * chunk).astype(np.int32)
     lengths = np.full(sequences, context, np.int32)
@@ -162,12 +164,13 @@ def _attention(kernels: Kernels, model: str, sequences: int, context: int, chunk
     def run(count: int) -> None:
         begin = next(starts)
         few = items[begin : begin + count]
-        kernels.attention(q, out, k_cache, v_cache, table, cu_seqlens, lengths, dim**-0.5, 0, 0.0, few)
+        form = (dim, BLOCK_SIZE, dtype, dim**-0.5, 0, 0.0)
+        kernels.attention(q, out, k_cache, v_cache, table, cu_seqlens, lengths, *form, few)
 
     kind = "decode" if chunk == 1 else "prefill"
-    moved = 4.0 * kv_heads * dim * context * sequences  # keys and values, bf16, once
+    moved = 2.0 * k_cache.nbytes  # keys and values, once
     return Case(
-        f"attention {kind}",
+        f"attention {kind} {dtype}",
         f"{model}, context {context}",
         sequences * chunk,
         moved,

@@ -16,6 +16,7 @@ from headrace.backend.base import BackendSpec
 from headrace.backend.cpu import CpuBackend
 from headrace.base.errors import HeadraceError
 from headrace.core.batch_builder import ScheduledSequence, build_batch
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import Request, SamplingParams
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.decoder import build_graph
@@ -88,7 +89,9 @@ def windows(ids: Sequence[int], length: int, prefix: Sequence[int] = ()) -> list
 class BackendLogits:
     """The CPU backend with room for one window at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, window: int, threads: int = 0, isa: str = "auto") -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, window: int, threads: int = 0, isa: str = "auto", kv_dtype: KVDtype = "bf16"
+    ) -> None:
         graph = build_graph(checkpoint.config, checkpoint)
         blocks = -(-window // _BLOCK_SIZE)
         spec = BackendSpec(
@@ -100,6 +103,7 @@ class BackendLogits:
             max_rows=_CHUNK,
             max_seqs=1,
             max_model_len=window,
+            kv_dtype=kv_dtype,
         )
         self._backend = CpuBackend(graph, checkpoint, spec, threads=threads, isa=isa)
         self._tables = tuple(np.arange(blocks, dtype=np.int32) for _ in graph.kv_groups)

@@ -28,7 +28,16 @@ COMMAND = Command(
     "Show a model's graph, parameters, bytes and operations per token, quantisation, kernels and memory plan.",
     InspectOptions,
     (Positional("model", "catalog name, path or hub id; smollm2-135m when absent"),),
-    ("model", "cache_dir", "isa", "block_size", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes"),
+    (
+        "model",
+        "cache_dir",
+        "isa",
+        "block_size",
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "kv_cache_memory_bytes",
+    ),
 )
 
 
@@ -47,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         graph = build_graph(checkpoint.config, checkpoint)
         print("\n".join(_model_lines(checkpoint.config, path)))
-        print("\n".join(_size_lines(graph, checkpoint.config, given.config.block_size)))
+        print("\n".join(_size_lines(graph, checkpoint.config, given.config)))
         print("\n".join(_plan_lines(given.config, checkpoint.config, graph)))
         print("\ngraph")
         print("\n".join(_graph_lines(graph, kernel_plan(graph, given.config.isa), given.own.full)))
@@ -69,10 +78,12 @@ def _model_lines(config: "ModelConfig", path: object) -> Iterator[str]:
     yield f"context       {config.max_position} tokens, rope base {config.rope_base:g}{window}"
 
 
-def _size_lines(graph: "Graph", config: "ModelConfig", block_size: int) -> Iterator[str]:
+def _size_lines(graph: "Graph", config: "ModelConfig", settings: "Config") -> Iterator[str]:
+    from headrace.engine.launch import kv_dtype
     from headrace.model.planner import kv_bytes, measure_graph
 
-    size = measure_graph(graph)
+    dtype = kv_dtype(settings)
+    size = measure_graph(graph, dtype)
     formats = ", ".join(f"{name} {count / 1e6:,.1f} MB" for name, count in sorted(size.bytes_by_format.items()))
     yield f"parameters    {size.parameters / 1e6:,.1f} million"
     yield f"weights       {size.weight_bytes / 1e6:,.1f} MB as stored: {formats}"
@@ -82,12 +93,12 @@ def _size_lines(graph: "Graph", config: "ModelConfig", block_size: int) -> Itera
         seen = f"window of {group.window}" if group.kind == "window" else "all positions"
         yield (
             f"attention     {len(group.layers)} layers over {seen}: {operations / 1e3:,.1f} thousand operations "
-            f"per attended position, {kv:,} KV bytes per token"
+            f"per attended position, {kv:,} {dtype} KV bytes per token"
         )
     for tokens in sorted({1024, 8192, config.max_position}):
         if tokens <= config.max_position:
-            held = kv_bytes(graph.kv_groups, tokens, block_size)
-            yield f"memory plan   {held / 1e6:,.1f} MB of KV cache for a context of {tokens:,} tokens"
+            held = kv_bytes(graph.kv_groups, tokens, settings.block_size, dtype)
+            yield f"memory plan   {held / 1e6:,.1f} MB of {dtype} KV cache for a context of {tokens:,} tokens"
 
 
 def _plan_lines(settings: "Config", config: "ModelConfig", graph: "Graph") -> Iterator[str]:

@@ -31,7 +31,7 @@ COMMAND = Command(
     "Exit status 1 when mean KL reaches 0.002 or perplexity differs by 0.3 %.",
     QualityOptions,
     (Positional("model", "catalog name, path or hub id; smollm2-135m when absent"),),
-    ("model", "cache_dir", "isa", "threads"),
+    ("model", "cache_dir", "isa", "threads", "kv_cache_dtype"),
 )
 
 
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     given = read(COMMAND, arguments)
     own, config = given.own, given.config
     from headrace.bench.quality import BackendLogits, QualityError, compare, join, windows
+    from headrace.engine.launch import kv_dtype
     from headrace.model.checkpoint import open_checkpoint
     from headrace.model.decoder import build_graph
     from headrace.model.fetch import resolve_model
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
                 raise QualityError(f"{exact} and {path} have different vocabularies: they cannot be compared")
             encoded = _encode(path, checkpoint.format, checkpoint.metadata, texts, own.max_tokens)
             reference = NumpyExecutor(build_graph(source.config, source), source, "float32")
-            candidate = BackendLogits(checkpoint, own.window, config.threads, config.isa)
+            candidate = BackendLogits(checkpoint, own.window, config.threads, config.isa, kv_dtype(config))
             for name, (prefix, ids) in encoded.items():
                 parts = windows(ids, own.window, prefix)
                 if parts:

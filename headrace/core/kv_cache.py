@@ -9,8 +9,8 @@ It knows requests, tokens and blocks; it knows no queues, no budget and no tenso
 - A block freed while a submitted step may use it can be taken again only after that step has ended.
 
 A prefix is named by chained SHA-256: hash(parent's hash + the block's tokens), from a root that holds the tenant's
-`cache_salt` and the adapter. Equal names mean equal prefixes; two salts never share. There is no tree: a chained hash
-finds the longest prefix with one lookup a block, and eviction needs no walk.
+`cache_salt`, the adapter and the cache's dtype. Equal names mean equal prefixes; two salts never share. There is no
+tree: a chained hash finds the longest prefix with one lookup a block, and eviction needs no walk.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from headrace.core.block_pool import BlockPool, BlockPoolError
 from headrace.core.block_table import BlockTable
-from headrace.core.kv_group import KVGroup
+from headrace.core.kv_group import KVDtype, KVGroup
 from headrace.core.request import Request
 
 Key = tuple[str, int]
@@ -56,11 +56,17 @@ class _Holding:
 
 class KVCacheManager:
     def __init__(
-        self, groups: Sequence[KVGroup], num_blocks: Sequence[int], block_size: int, enable_prefix_caching: bool = True
+        self,
+        groups: Sequence[KVGroup],
+        num_blocks: Sequence[int],
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        dtype: KVDtype = "bf16",
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.dtype = dtype
         self.pools = [BlockPool(count) for count in num_blocks]
         self._holdings: dict[Key, _Holding] = {}
         self._hashes: dict[Key, list[bytes]] = {}
@@ -155,7 +161,7 @@ class KVCacheManager:
     def _block_hashes(self, request: Request, count: int) -> list[bytes]:
         """Names of the first `count` blocks, all full of known tokens."""
         hashes = self._hashes.setdefault(request.key, [])
-        parent = hashes[-1] if hashes else _root_hash(request)
+        parent = hashes[-1] if hashes else _root_hash(request, self.dtype)
         for index in range(len(hashes), count):
             tokens = request.token_range(index * self.block_size, (index + 1) * self.block_size)
             parent = hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
@@ -322,9 +328,9 @@ class KVCacheManager:
             pool.check_integrity(holders)
 
 
-def _root_hash(request: Request) -> bytes:
+def _root_hash(request: Request, dtype: KVDtype) -> bytes:
     salt = request.cache_salt.encode()
-    return hashlib.sha256(b"%d:%d:" % (request.adapter_id, len(salt)) + salt).digest()
+    return hashlib.sha256(b"%s:%d:%d:" % (dtype.encode(), request.adapter_id, len(salt)) + salt).digest()
 
 
 def _run_lengths(blocks: list[int | None]) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 KVKind = Literal["full", "window", "latent", "state"]
+KVDtype = Literal["bf16", "int8"]  # int8: with one f32 scale per token, KV head, and K or V
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class KVGroup:
     head_dim: int
     window: int = 0  # tokens; 0 for kind "full"
 
-    def bytes_per_token(self, element_size: int = 2) -> int:
+    def bytes_per_token(self, dtype: KVDtype = "bf16") -> int:
         """KV bytes of one token over all layers of the group (K and V)."""
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim * element_size
+        head = 2 * self.head_dim if dtype == "bf16" else self.head_dim + 4
+        return 2 * len(self.layers) * self.num_kv_heads * head

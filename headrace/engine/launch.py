@@ -17,7 +17,7 @@ from headrace.base.config import Config, pack_folder
 from headrace.base.errors import ModelTooLargeError
 from headrace.core.events import EventRecorder
 from headrace.core.kv_cache import KVCacheManager
-from headrace.core.kv_group import KVGroup
+from headrace.core.kv_group import KVDtype, KVGroup
 from headrace.core.scheduler import Scheduler, StepLimits
 from headrace.engine.engine import Engine
 from headrace.engine.memory import available_memory, show_bytes
@@ -59,7 +59,7 @@ def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report)
     limits = StepLimits(
         spec.max_seqs, spec.max_tokens, spec.max_rows, min(spec.max_model_len, sizes.max_model_len), spec.vocab_size
     )
-    kv = KVCacheManager(spec.kv_groups, spec.num_blocks, spec.block_size, config.enable_prefix_caching)
+    kv = KVCacheManager(spec.kv_groups, spec.num_blocks, spec.block_size, config.enable_prefix_caching, spec.kv_dtype)
     recorder = EventRecorder("engine", epoch)
     scheduler = Scheduler(limits, kv, recorder)
     ready = Ready(
@@ -131,7 +131,8 @@ def _cpu(config: Config, path: Path, clock: Clock, report: Report) -> _Built:
         "kernels": f"{backend.isa} ({'--isa' if config.isa != 'auto' else 'the best that this machine runs'})",
     }
     processor = _processor()
-    identity = f"{model.name}, {size.weight_bytes} bytes, {backend.isa}, {backend.threads} threads, {processor}"
+    numbers = f"{size.weight_bytes} bytes, {kv_dtype(config)} KV cache"
+    identity = f"{model.name}, {numbers}, {backend.isa}, {backend.threads} threads, {processor}"
     return _Built(backend, sizes, summary, f"{identity}, {headrace.__version__}")
 
 
@@ -173,7 +174,13 @@ def _demand(config: Config) -> Demand:
         config.max_num_batched_tokens,
         config.kv_cache_memory_bytes,
         config.block_size,
+        kv_dtype(config),
     )
+
+
+def kv_dtype(config: Config) -> KVDtype:
+    """What the KV cache holds."""
+    return "int8" if config.kv_cache_dtype == "int8" else "bf16"
 
 
 def _max_rows(config: Config) -> int:
@@ -190,12 +197,14 @@ def _spec(config: Config, groups: tuple[KVGroup, ...], sizes: Sizes, vocab_size:
         max_rows=_max_rows(config),
         max_seqs=config.max_num_seqs,
         max_model_len=sizes.max_model_len,
+        kv_dtype=kv_dtype(config),
     )
 
 
 def size_summary(config: Config, sizes: Sizes, max_num_seqs: int) -> dict[str, str]:
     """What was chosen for memory and why, for people."""
-    held = f"{show_bytes(sizes.kv_bytes)} for {sizes.num_kv_tokens:,} tokens in blocks of {config.block_size}"
+    size = f"{show_bytes(sizes.kv_bytes)} of {kv_dtype(config)}"
+    held = f"{size} for {sizes.num_kv_tokens:,} tokens in blocks of {config.block_size}"
     reuse = "equal prefixes are reused" if config.enable_prefix_caching else "no prefix reuse"
     return {
         "KV cache": f"{held}; {reuse} ({sizes.kv_reason})",

@@ -10,7 +10,7 @@ ModelTooLargeError that says what would fit.
 from dataclasses import dataclass
 
 from headrace.base.errors import ConfigError, ModelTooLargeError
-from headrace.core.kv_group import KVGroup
+from headrace.core.kv_group import KVDtype, KVGroup
 from headrace.engine.memory import Memory, show_bytes
 
 _KV_SHARE = 0.5  # of what the weights leave: other programs live here too
@@ -26,6 +26,7 @@ class Demand:
     max_num_batched_tokens: int
     kv_cache_memory_bytes: int
     block_size: int
+    kv_dtype: KVDtype = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class _Layout:
 
     def bytes(self, n: int) -> int:
         counts = zip(self.groups, self.blocks(n), strict=True)
-        return sum(group.bytes_per_token() * self.demand.block_size * count for group, count in counts)
+        demand = self.demand
+        return sum(group.bytes_per_token(demand.kv_dtype) * demand.block_size * count for group, count in counts)
 
     def bytes_for(self, num_tokens: int) -> int:
         return self.bytes(-(-num_tokens // self.demand.block_size))

@@ -6,11 +6,9 @@ It knows no machine: callers give it bytes and get back tokens or blocks.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.core.kv_group import KVGroup
+from headrace.core.kv_group import KVDtype, KVGroup
 from headrace.model.graph import Graph, Op, WeightRef
 from headrace.model.quantize import FORMATS
-
-KV_ELEMENT_BYTES = 2  # bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class ModelSize:
     kv_bytes_per_token: tuple[int, ...]  # per KV group
 
 
-def measure_graph(graph: Graph, kv_element_bytes: int = KV_ELEMENT_BYTES) -> ModelSize:
+def measure_graph(graph: Graph, kv_dtype: KVDtype = "bf16") -> ModelSize:
     """Counts one graph. Weights that two operations share are counted once, their operations twice."""
     shapes: dict[str, tuple[WeightRef, int, int]] = {}
     per_token = per_row = 0
@@ -51,7 +49,7 @@ def measure_graph(graph: Graph, kv_element_bytes: int = KV_ELEMENT_BYTES) -> Mod
         operations_per_token=per_token,
         operations_per_row=per_row,
         attention_operations=tuple(attention),
-        kv_bytes_per_token=tuple(g.bytes_per_token(kv_element_bytes) for g in graph.kv_groups),
+        kv_bytes_per_token=tuple(g.bytes_per_token(kv_dtype) for g in graph.kv_groups),
     )
 
 
@@ -69,7 +67,7 @@ def op_weights(graph: Graph, op: Op) -> Iterator[tuple[WeightRef, int, int]]:
         yield op.bias, 1, width
 
 
-def kv_bytes(groups: tuple[KVGroup, ...], num_tokens: int, block_size: int, element: int = KV_ELEMENT_BYTES) -> int:
+def kv_bytes(groups: tuple[KVGroup, ...], num_tokens: int, block_size: int, dtype: KVDtype = "bf16") -> int:
     """KV bytes that one sequence of `num_tokens` holds, in whole blocks.
 
     A windowed group keeps the blocks that the window touches: at most ceil((window - 1) / block_size) + 1.
@@ -79,5 +77,5 @@ def kv_bytes(groups: tuple[KVGroup, ...], num_tokens: int, block_size: int, elem
         blocks = -(-num_tokens // block_size)
         if group.kind == "window":
             blocks = min(blocks, -(-(group.window - 1) // block_size) + 1)
-        total += blocks * block_size * group.bytes_per_token(element)
+        total += blocks * block_size * group.bytes_per_token(dtype)
     return total

@@ -12,6 +12,7 @@ from headrace.backend.pack_cache import PackCache
 from headrace.core.batch import I32, Batch, StepResult
 from headrace.core.batch_builder import ScheduledSequence, build_batch
 from headrace.core.kv_cache import BlockCopy
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import Request, SamplingParams
 from headrace.model.checkpoint import Checkpoint
 from headrace.model.decoder import build_graph
@@ -28,6 +29,7 @@ def tiny_backend(
     block_size: int = 32,
     max_tokens: int = 512,
     fill: int | None = None,
+    kv_dtype: KVDtype = "bf16",
     cache: PackCache | None = None,
 ) -> CpuBackend:
     """`fill`: every 16-bit word of the KV caches, for example a NaN."""
@@ -41,6 +43,7 @@ def tiny_backend(
         max_rows=64,
         max_seqs=64,
         max_model_len=checkpoint.config.max_position,
+        kv_dtype=kv_dtype,
     )
     backend = CpuBackend(graph, checkpoint, spec, isa=isa, threads=threads, cache=cache)
     if fill is not None:

@@ -15,6 +15,7 @@ from headrace.backend.fusion import LoweringError
 from headrace.backend.lower import kernel_plan, packed_bytes
 from headrace.base.errors import ConfigError, ModelFileError
 from headrace.core.batch import Batch, BatchError, OutputFlag, RowStatus
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.decoder import build_graph
 from headrace.model.graph import Graph, Op
@@ -135,12 +136,14 @@ def test_a_copied_block_continues_alike(driver: Driver) -> None:
     assert fork.rows == first.rows
 
 
-def test_blocks_can_be_read_and_written_elsewhere(checkpoint: TinyCheckpoint, driver: Driver) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_blocks_can_be_read_and_written_elsewhere(checkpoint: TinyCheckpoint, kv_dtype: KVDtype) -> None:
+    driver = Driver(tiny_backend(checkpoint, num_blocks=32, kv_dtype=kv_dtype))
     first = driver.sequence(random_prompt(40, VOCAB), 60, GREEDY)
     driver.finish([first], 1)
     data = driver.backend.read_blocks(0, first.tables[0])
-    assert len(data) == len(first.tables[0]) * 32 * driver.backend.spec.kv_groups[0].bytes_per_token()
-    other = Driver(tiny_backend(checkpoint, num_blocks=32), seed=5)
+    assert len(data) == len(first.tables[0]) * 32 * driver.backend.spec.kv_groups[0].bytes_per_token(kv_dtype)
+    other = Driver(tiny_backend(checkpoint, num_blocks=32, kv_dtype=kv_dtype), seed=5)
     moved = other.sequence(first.request.prompt_token_ids, 60, GREEDY)
     other.backend.write_blocks(0, moved.tables[0], data)
     moved.computed = first.computed
@@ -155,14 +158,15 @@ def test_blocks_can_be_read_and_written_elsewhere(checkpoint: TinyCheckpoint, dr
         driver.backend.write_blocks(0, moved.tables[0], data[:-1])
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("num_tokens", [40, 20])
-def test_numbers_that_are_not_finite_fail_their_own_sequence_only(num_tokens: int) -> None:
+def test_numbers_that_are_not_finite_fail_their_own_sequence_only(num_tokens: int, kv_dtype: KVDtype) -> None:
     """An embedding of infinity: seen even in the middle of a prompt, where no row would show it."""
     checkpoint = TinyCheckpoint(CONFIG, "F32")
     build_graph(CONFIG, checkpoint)
     rows = checkpoint.weight(checkpoint.ref("token_embd.weight", (VOCAB, CONFIG.hidden_size)))
     rows.data.view(np.float32)[5] = np.inf
-    driver = Driver(tiny_backend(checkpoint, threads=2, num_blocks=32))
+    driver = Driver(tiny_backend(checkpoint, threads=2, num_blocks=32, kv_dtype=kv_dtype))
     alone = driver.sequence([7, 8, 9] * 8, 30, GREEDY)
     driver.finish([alone], 3)
     healthy = driver.sequence([7, 8, 9] * 8, 30, GREEDY)

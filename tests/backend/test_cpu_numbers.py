@@ -8,6 +8,7 @@ from driver import Driver, random_prompt, tiny_backend
 from tiny_model import CONFIG, GEMMA, TinyCheckpoint
 
 from headrace import _C
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.config import ModelConfig
 from headrace.model.decoder import build_graph
@@ -20,10 +21,12 @@ FLOATS = ("F32", "F16", "BF16")
 TOLERANCE = {True: 0.01, False: 0.06}
 
 
-def logprobs_of(checkpoint: TinyCheckpoint, ids: list[int], *, isa: str = "auto", chunk: int = 17) -> np.ndarray:
+def logprobs_of(
+    checkpoint: TinyCheckpoint, ids: list[int], *, isa: str = "auto", chunk: int = 17, kv_dtype: KVDtype = "bf16"
+) -> np.ndarray:
     """[len(ids) - 1, vocab] of a prompt, through prompt logprobs."""
     vocab = checkpoint.config.vocab_size
-    backend = tiny_backend(checkpoint, isa=isa, threads=2, max_tokens=64)
+    backend = tiny_backend(checkpoint, isa=isa, threads=2, max_tokens=64, kv_dtype=kv_dtype)
     params = SamplingParams(prompt_logprobs=vocab)
     driver = Driver(backend)
     sequence = driver.sequence(ids, len(ids) + 1, params)
@@ -43,9 +46,16 @@ def expected(checkpoint: TinyCheckpoint, ids: list[int]) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
 
-def check(checkpoint: TinyCheckpoint, tolerance: float, *, isa: str = "auto", length: int = 50) -> None:
+def check(
+    checkpoint: TinyCheckpoint,
+    tolerance: float,
+    *,
+    isa: str = "auto",
+    length: int = 50,
+    kv_dtype: KVDtype = "bf16",
+) -> None:
     ids = random_prompt(length, checkpoint.config.vocab_size)
-    reference, ours = expected(checkpoint, ids), logprobs_of(checkpoint, ids, isa=isa)
+    reference, ours = expected(checkpoint, ids), logprobs_of(checkpoint, ids, isa=isa, kv_dtype=kv_dtype)
     error = np.sqrt(((ours - reference) ** 2).mean())
     spread = np.sqrt(((reference - reference.mean(axis=1, keepdims=True)) ** 2).mean())
     assert spread > 0.5  # or the comparison would show nothing
@@ -94,3 +104,17 @@ def test_formats_that_cannot_share_a_matrix(apart: tuple[str, ...]) -> None:
 
 def test_a_prompt_of_many_partitions() -> None:
     check(TinyCheckpoint(CONFIG, "F32"), TOLERANCE[True], length=700)
+
+
+@pytest.mark.parametrize("isa", _C.instruction_sets())
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(CONFIG, id="llama"),
+        pytest.param(GEMMA, id="gemma"),
+        pytest.param(replace(CONFIG, num_heads=6, head_dim=48), id="heads of 48"),
+    ],
+)
+def test_an_int8_cache(config: ModelConfig, isa: str) -> None:
+    """Weights as F32, so that the cache is what differs from float64."""
+    check(TinyCheckpoint(config, "F32"), 2 * TOLERANCE[True], isa=isa, length=300, kv_dtype="int8")

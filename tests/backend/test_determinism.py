@@ -10,6 +10,7 @@ from driver import GREEDY, SEEDED, Driver, Sequence, random_prompt, tiny_backend
 from tiny_model import CONFIG, GEMMA, TinyCheckpoint
 
 from headrace import _C
+from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.config import ModelConfig
 from headrace.model.quantize import FORMATS
@@ -38,23 +39,27 @@ def assert_same(one: Sequence, other: Sequence) -> None:
 
 @pytest.mark.parametrize("config", [pytest.param(CONFIG, id="llama"), pytest.param(GEMMA, id="gemma")])
 @pytest.mark.parametrize("length", [31, 32, 33, 255, 256, 257])
-def test_chunks_and_threads_at_the_edges_of_blocks_and_partitions(config: ModelConfig, length: int) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_chunks_and_threads_at_the_edges_of_blocks_and_partitions(
+    config: ModelConfig, length: int, kv_dtype: KVDtype
+) -> None:
     checkpoint = TinyCheckpoint(config, "Q8_0")
-    alone = run(checkpoint, length)
-    for chunk in (16, 64):
-        assert_same(alone, run(checkpoint, length, chunk=chunk))
+    alone = run(checkpoint, length, kv_dtype=kv_dtype)
+    for chunk in (16, 63):
+        assert_same(alone, run(checkpoint, length, chunk=chunk, kv_dtype=kv_dtype))
     for threads in (2, 4):
-        assert_same(alone, run(checkpoint, length, threads=threads))
-        assert_same(alone, run(checkpoint, length, threads=threads, chunk=100))
+        assert_same(alone, run(checkpoint, length, threads=threads, kv_dtype=kv_dtype))
+        assert_same(alone, run(checkpoint, length, threads=threads, chunk=100, kv_dtype=kv_dtype))
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("length", [2047, 2048, 2049])
-def test_long_contexts(length: int) -> None:
+def test_long_contexts(length: int, kv_dtype: KVDtype) -> None:
     """Decoding here splits attention over partitions and threads; on one thread nothing is split."""
     checkpoint = TinyCheckpoint(CONFIG, "Q4_1")
-    alone = run(checkpoint, length)
-    assert_same(alone, run(checkpoint, length, threads=2, chunk=300))
-    assert_same(alone, run(checkpoint, length, threads=4, chunk=512))
+    alone = run(checkpoint, length, kv_dtype=kv_dtype)
+    assert_same(alone, run(checkpoint, length, threads=2, chunk=300, kv_dtype=kv_dtype))
+    assert_same(alone, run(checkpoint, length, threads=4, chunk=512, kv_dtype=kv_dtype))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -94,10 +99,11 @@ def test_in_a_batch_of_32(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("config", [pytest.param(CONFIG, id="llama"), pytest.param(GEMMA, id="gemma")])
-def test_after_a_prefix_hit(config: ModelConfig) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_after_a_prefix_hit(config: ModelConfig, kv_dtype: KVDtype) -> None:
     checkpoint = TinyCheckpoint(config, "Q5_1")
-    alone = run(checkpoint, 300)
-    driver = Driver(tiny_backend(checkpoint, threads=2, fill=NAN))
+    alone = run(checkpoint, 300, kv_dtype=kv_dtype)
+    driver = Driver(tiny_backend(checkpoint, threads=2, fill=NAN, kv_dtype=kv_dtype))
     prompt = random_prompt(300, config.vocab_size)
     first = driver.sequence([*prompt[:290], 1, 2, 3], 400, GREEDY)
     driver.finish([first], 4, chunk=90)
@@ -149,13 +155,8 @@ def test_a_moved_partition_boundary_changes_bits() -> None:
     rng = np.random.default_rng(0)
     blocks, heads, dim, tokens = 20, 2, 64, 600
     k_cache, v_cache = (
-        (
-            rng.normal(size=(blocks, heads, half, 32 if half == dim // 2 else dim, 2))
-            .astype(np.float32)
-            .view(np.uint32)
-            >> 16
-        ).astype(np.uint16)
-        for half in (dim // 2, 16)
+        (rng.normal(size=(blocks, heads, dim * 32)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        for _ in range(2)
     )
     q = rng.normal(size=(1, 4 * dim)).astype(np.float32)
 
@@ -164,9 +165,9 @@ def test_a_moved_partition_boundary_changes_bits() -> None:
         parts = -(-tokens // partition)
         items = np.array([[0, head, 0, 1, 0, parts, -1] for head in range(heads)], np.int32)
         kernels.attention(
-            q, out, k_cache, v_cache,
+            q, out, k_cache.view(np.uint8), v_cache.view(np.uint8),
             np.arange(blocks, dtype=np.int32)[None], np.array([0, 1], np.int32), np.array([tokens], np.int32),
-            dim**-0.5, 0, 0.0, items, partition,
+            dim, 32, "bf16", dim**-0.5, 0, 0.0, items, partition,
         )  # fmt: skip
         return out.tobytes()
 

@@ -162,6 +162,15 @@ def test_another_salt_adapter_or_first_token_shares_nothing(other: Request) -> N
     assert kv.match_prefix(other, 8).num_tokens == 0
 
 
+def test_caches_of_two_dtypes_name_the_same_prefix_differently() -> None:
+    """What one kept could be offered to the other: through a file, or another process."""
+    names = []
+    for dtype in ("bf16", "int8"):
+        kv = KVCacheManager((FULL,), (16,), BLOCK, dtype=dtype)  # type: ignore[arg-type]
+        names.append(kv._block_hashes(request("a", list(range(9))), 2))
+    assert not set(names[0]) & set(names[1])
+
+
 def test_a_salt_cannot_imitate_an_adapter() -> None:
     """The root hash writes lengths, so that no salt continues into another field."""
     kv = KVCacheManager((FULL,), (16,), BLOCK)

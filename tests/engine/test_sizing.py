@@ -1,5 +1,6 @@
 """Memory as the kernel reports it, and what an engine makes of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,14 @@ def test_what_does_not_fit_says_what_would() -> None:
         size(0, max_model_len=8192, kv_cache_memory_bytes=100 << 20)
     with pytest.raises(ConfigError, match=r"--max-model-len 9000 .* 8192"):
         size(0, max_model_len=9000)
+
+
+def test_an_int8_cache_holds_nearly_twice_the_tokens() -> None:
+    """A head of 64 takes 68 bytes instead of 128."""
+    tokens = {}
+    for dtype in ("bf16", "int8"):
+        demand = replace(DEMAND, kv_cache_memory_bytes=64 << 20, kv_dtype=dtype)
+        sizes = size_kv(FULL, 8192, 0, Memory(GIB, "machine"), demand)
+        tokens[dtype] = sizes.num_kv_tokens
+        assert sizes.kv_bytes == sizes.num_blocks[0] * 32 * FULL[0].bytes_per_token(dtype)  # type: ignore[arg-type]
+    assert tokens["int8"] / tokens["bf16"] == pytest.approx(128 / 68, abs=0.02)

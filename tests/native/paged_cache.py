@@ -15,6 +15,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 U16 = npt.NDArray[np.uint16]
+U8 = npt.NDArray[np.uint8]
 
 
 def to_bf16(x: F32) -> U16:
@@ -25,6 +26,15 @@ def to_bf16(x: F32) -> U16:
 
 def from_bf16(x: U16) -> F32:
     return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def hadamard(dim: int) -> F64:
+    """The +1 and -1 that int8 keys, and queries, are turned by: blocks of the largest power of two that divides dim."""
+    size = dim & -dim
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.kron(np.eye(dim // size), matrix)
 
 
 @dataclass(frozen=True)
@@ -39,31 +49,70 @@ class Shape:
     block_size: int = 32
     window: int = 0
     softcap: float = 0.0
-    filler: int = 0x7FC1  # bits of every slot without a token: a NaN
+    filler: int = 0x7FC1  # every 16 bits of what no token has written: a NaN
+    dtype: str = "bf16"
+
+
+def empty_caches(num_blocks: int, s: Shape) -> tuple[U8, U8]:
+    """K and V of `num_blocks` blocks: bytes [block, kv_head, bytes of a head], every 16 bits of them the filler."""
+    shape = (num_blocks, s.kv_heads, Kernels.kv_head_bytes(s.dtype, s.head_dim, s.block_size))
+    k, v = (np.full((*shape[:2], shape[2] // 2), s.filler, np.uint16).view(np.uint8) for _ in range(2))
+    return k, v
+
+
+def read_keys(cache: U8, s: Shape, slots: I32) -> F64:
+    """[slot, kv_head, head_dim] of `slots`: the key that a query is multiplied by."""
+    if s.dtype == "bf16":
+        words = cache.view(np.uint16).reshape(len(cache), s.kv_heads, s.head_dim // 2, s.block_size, 2)
+        by_slot = words.transpose(0, 3, 1, 2, 4).reshape(-1, s.kv_heads, s.head_dim)[slots]
+        return from_bf16(by_slot).astype(np.float64)
+    quads, scale = _int8_parts(cache, s, slots)
+    values = quads.reshape(len(cache), s.kv_heads, s.head_dim // 4, s.block_size, 4).transpose(0, 3, 1, 2, 4)
+    return (values.reshape(-1, s.kv_heads, s.head_dim)[slots] - 128.0) * scale @ hadamard(s.head_dim)
+
+
+def read_values(cache: U8, s: Shape, slots: I32) -> F64:
+    """[slot, kv_head, head_dim] of `slots`."""
+    if s.dtype == "bf16":
+        words = cache.view(np.uint16).reshape(len(cache), s.kv_heads, s.block_size // 2, s.head_dim, 2)
+        by_slot = words.transpose(0, 2, 4, 1, 3).reshape(-1, s.kv_heads, s.head_dim)[slots]
+        return from_bf16(by_slot).astype(np.float64)
+    quads, scale = _int8_parts(cache, s, slots)
+    values = quads.reshape(len(cache), s.kv_heads, s.block_size // 4, s.head_dim, 4).transpose(0, 2, 4, 1, 3)
+    return (values.reshape(-1, s.kv_heads, s.head_dim)[slots] - 128.0) * scale
+
+
+def _int8_parts(cache: U8, s: Shape, slots: I32) -> tuple[U8, F64]:
+    """The bytes [block, kv_head, ...] of all, and the scales [slot, kv_head, 1] of `slots`."""
+    size = s.head_dim * s.block_size
+    scales = np.ascontiguousarray(cache[:, :, size:]).view(np.float32).transpose(0, 2, 1).reshape(-1, s.kv_heads, 1)
+    return cache[:, :, :size], scales[slots].astype(np.float64)
 
 
 @dataclass
 class PagedCache:
     shape: Shape
-    keys: list[F32] = field(default_factory=list)  # per sequence [length, kv_heads, head_dim], already bf16
-    values: list[F32] = field(default_factory=list)
+    keys: list[F64] = field(default_factory=list)  # per sequence [length, kv_heads, head_dim], as the cache has them
+    values: list[F64] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         s = self.shape
         rng = np.random.default_rng(7)
         counts = [-(-length // s.block_size) for length in s.seq_lens]
         num_blocks = sum(counts) + 2
-        self.k_cache: U16 = np.full((num_blocks, s.kv_heads, s.head_dim // 2, s.block_size, 2), s.filler, np.uint16)
-        self.v_cache: U16 = np.full((num_blocks, s.kv_heads, s.block_size // 2, s.head_dim, 2), s.filler, np.uint16)
+        self.k_cache: U8
+        self.v_cache: U8
+        self.k_cache, self.v_cache = empty_caches(num_blocks, s)
         self.block_table: I32 = np.full((len(counts), max(counts)), -1, np.int32)
         order = iter(rng.permutation(num_blocks))
         writer = Kernels("reference")
         for seq, length in enumerate(s.seq_lens):
             self.block_table[seq, : counts[seq]] = [next(order) for _ in range(counts[seq])]
             k, v = rng.standard_normal((2, length, s.kv_heads, s.head_dim)).astype(np.float32)
-            writer.kv_write(k, v, self.k_cache, self.v_cache, self.slots(seq, length))
-            self.keys.append(from_bf16(to_bf16(k)))
-            self.values.append(from_bf16(to_bf16(v)))
+            slots = self.slots(seq, length)
+            writer.kv_write(k, v, self.k_cache, self.v_cache, slots, s.head_dim, s.block_size, s.dtype)
+            self.keys.append(read_keys(self.k_cache, s, slots))
+            self.values.append(read_values(self.v_cache, s, slots))
         self.cu_seqlens_q: I32 = np.cumsum([0, *s.q_lens]).astype(np.int32)
         self.q: F32 = rng.standard_normal((sum(s.q_lens), s.heads * s.head_dim)).astype(np.float32)
 
@@ -71,6 +120,19 @@ class PagedCache:
         position = np.arange(length)
         size = self.shape.block_size
         return (self.block_table[seq, position // size] * size + position % size).astype(np.int32)
+
+    def spoil(self, side: str, seq: int, position: int) -> None:
+        """Makes the K or V of a token a NaN, in every head."""
+        s = self.shape
+        block, token = self.block_table[seq, position // s.block_size], position % s.block_size
+        part = (self.k_cache if side == "key" else self.v_cache)[block]
+        if s.dtype == "int8":
+            part.view(np.float32)[:, s.head_dim * s.block_size // 4 + token] = np.nan
+        elif side == "key":
+            part.view(np.uint16).reshape(s.kv_heads, s.head_dim // 2, s.block_size, 2)[:, :, token] = 0x7FC1
+        else:
+            words = part.view(np.uint16).reshape(s.kv_heads, s.block_size // 2, s.head_dim, 2)
+            words[:, token // 2, :, token % 2] = 0x7FC1
 
     def first_position(self, seq: int, token: int) -> int:
         """Position of a token of the step."""
@@ -96,10 +158,8 @@ class PagedCache:
         out: F32 = np.full_like(self.q, np.nan)
         lengths = np.array(s.seq_lens, np.int32)
         tables = (self.k_cache, self.v_cache, self.block_table, self.cu_seqlens_q, lengths)
-        scale = s.head_dim**-0.5
-        kernels.attention(
-            self.q, out, *tables, scale, s.window, s.softcap, self.items(tokens, split, partition), partition
-        )
+        form = (s.head_dim, s.block_size, s.dtype, s.head_dim**-0.5, s.window, s.softcap)
+        kernels.attention(self.q, out, *tables, *form, self.items(tokens, split, partition), partition)
         return out
 
     def exact(self) -> F64:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from paged_cache import from_bf16, to_bf16
+from paged_cache import Shape, empty_caches, from_bf16, hadamard, read_keys, read_values, to_bf16
 
 from headrace._C import Activations, Kernels
 
@@ -123,35 +123,65 @@ def test_head_norm_rope(kernels: Kernels, head_dim: int, rotary_dim: int, with_g
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 32), (80, 16), (256, 32)])
-def test_kv_write_places_and_rounds(kernels: Kernels, head_dim: int, block_size: int) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_kv_write_places_and_rounds(kernels: Kernels, head_dim: int, block_size: int, dtype: str) -> None:
     heads = 2
+    shape = Shape((), (), kv_heads=heads, head_dim=head_dim, block_size=block_size, filler=0x1234, dtype=dtype)
     k, v = rows(3, heads * head_dim), rows(3, heads * head_dim, seed=1)
-    k[0, :4] = [1 + 2**-8, 1 + 3 * 2**-8, np.inf, np.nan]  # two ties, to even down and up
+    v[0, :head_dim] = 0
     slots = np.array([3 * block_size + 5, 0, 2 * block_size - 1], np.int32)
-    k_cache = np.full((4, heads, head_dim // 2, block_size, 2), 0x1234, np.uint16)
-    v_cache = np.full((4, heads, block_size // 2, head_dim, 2), 0x1234, np.uint16)
-    kernels.kv_write(k, v, k_cache, v_cache, slots)
-    by_token_k = k_cache.transpose(0, 3, 1, 2, 4).reshape(4 * block_size, heads * head_dim)
-    by_token_v = v_cache.transpose(0, 2, 4, 1, 3).reshape(4 * block_size, heads * head_dim)
-    np.testing.assert_array_equal(from_bf16(by_token_k[slots[0]])[:4], [1, 1 + 2**-6, np.inf, np.nan])
-    np.testing.assert_array_equal(by_token_k[slots[1:]], to_bf16(k[1:]))
-    np.testing.assert_array_equal(by_token_v[slots], to_bf16(v))
+    k_cache, v_cache = empty_caches(4, shape)
     others = np.delete(np.arange(4 * block_size), slots)
-    assert (by_token_k[others] == 0x1234).all()
-    assert (by_token_v[others] == 0x1234).all()
+    before = read_keys(k_cache, shape, others), read_values(v_cache, shape, others)
+    kernels.kv_write(k, v, k_cache, v_cache, slots, head_dim, block_size, dtype)
+    written = read_keys(k_cache, shape, slots), read_values(v_cache, shape, slots)
+    for x, got in zip((k, v), written, strict=True):
+        wide = x.reshape(3, heads, head_dim)
+        if dtype == "bf16":
+            np.testing.assert_array_equal(got, from_bf16(to_bf16(wide)))
+        else:
+            turn = hadamard(head_dim) if x is k else np.eye(head_dim)  # of K it is the turned inputs that are rounded
+            half_step = 0.501 / 127 * np.abs(wide @ turn).max(-1, keepdims=True)
+            assert (np.abs((got - wide) @ turn) <= half_step).all()
+    np.testing.assert_array_equal(read_keys(k_cache, shape, others), before[0])
+    np.testing.assert_array_equal(read_values(v_cache, shape, others), before[1])
 
 
-def test_kv_write_of_tokens_together_is_that_of_each(kernels: Kernels) -> None:
-    """Neighbours share words of the cache: pairs that are whole, cut, swapped or in other blocks."""
-    heads, dim, size = 2, 80, 16
-    slots = np.array([5, 6, 7, 8, 9, 31, 32, 33, 3, 2, 40, 42, 41, 20], np.int32)
-    k, v = (rows(len(slots), heads * dim, seed) for seed in range(2))
-    together, apart = (
-        [np.zeros((3, heads, *shape, 2), np.uint16) for shape in ((dim // 2, size), (size // 2, dim))] for _ in range(2)
-    )
-    kernels.kv_write(k, v, *together, slots)
+def test_kv_write_rounds_to_even_and_keeps_what_is_not_finite(kernels: Kernels) -> None:
+    shape = Shape((), (), kv_heads=1, head_dim=16)
+    k = rows(1, 16)
+    k[0, :4] = [1 + 2**-8, 1 + 3 * 2**-8, np.inf, np.nan]  # two ties, to even down and up
+    k_cache, v_cache = empty_caches(1, shape)
+    slots = np.array([7], np.int32)
+    kernels.kv_write(k, k, k_cache, v_cache, slots, 16, 32)
+    for read, cache in ((read_keys, k_cache), (read_values, v_cache)):
+        np.testing.assert_array_equal(read(cache, shape, slots)[0, 0, :4], [1, 1 + 2**-6, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_an_int8_token_that_is_not_finite_is_nan_and_no_other(kernels: Kernels, bad: float) -> None:
+    shape = Shape((), (), kv_heads=2, head_dim=32, dtype="int8")
+    k, v = rows(4, 64), rows(4, 64, seed=1)
+    k[1, 5] = v[2, 40] = bad  # token 1, head 0; token 2, head 1
+    k_cache, v_cache = empty_caches(1, shape)
+    slots = np.arange(4, dtype=np.int32)
+    kernels.kv_write(k, v, k_cache, v_cache, slots, 32, 32, "int8")
+    keys, values = read_keys(k_cache, shape, slots), read_values(v_cache, shape, slots)
+    assert np.argwhere(np.isnan(keys).all(-1)).tolist() == [[1, 0]]
+    assert np.argwhere(np.isnan(values).all(-1)).tolist() == [[2, 1]]
+    assert np.isnan(keys).sum() == np.isnan(values).sum() == 32
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_kv_write_of_tokens_together_is_that_of_each(kernels: Kernels, dtype: str) -> None:
+    """Neighbours share words of the cache: those that are whole, cut, out of order or in other blocks."""
+    shape = Shape((), (), kv_heads=2, head_dim=80, block_size=16, filler=0, dtype=dtype)
+    slots = np.array([5, 6, 7, 8, 9, 10, 11, 31, 32, 33, 34, 35, 3, 2, 40, 42, 41, 20], np.int32)
+    k, v = (rows(len(slots), 160, seed) for seed in range(2))
+    together, apart = empty_caches(3, shape), empty_caches(3, shape)
+    kernels.kv_write(k, v, *together, slots, 80, 16, dtype)
     for i in range(len(slots)):
-        kernels.kv_write(k[i : i + 1], v[i : i + 1], *apart, slots[i : i + 1])
+        kernels.kv_write(k[i : i + 1], v[i : i + 1], *apart, slots[i : i + 1], 80, 16, dtype)
     np.testing.assert_array_equal(together[0], apart[0])
     np.testing.assert_array_equal(together[1], apart[1])
 
