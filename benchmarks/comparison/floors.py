@@ -52,7 +52,7 @@ def floors(model: Model, limits: dict[str, float]) -> dict[tuple[str, str], floa
     """By work and key of a measure. `limits` are those of machine.limits."""
     read = 1 / (limits["memory_gb_s"] * 1e9)
     flop = 1 / (limits.get("bf16_gflop_s", limits["fp32_gflop_s"]) * 1e9)
-    product = 2 * (flop if model.floats else 1 / (limits["int8_gop_s"] * 1e9))
+    product = 2 * (flop if model.floats else 1 / (limits.get("int8_gop_s", limits["fp32_gflop_s"]) * 1e9))
 
     def prompt(length: int) -> float:
         pairs = sum(sum(min(place, window) for place in range(1, length + 1)) for window in model.windows)

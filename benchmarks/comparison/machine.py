@@ -4,19 +4,16 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from time import gmtime, perf_counter, strftime
+from time import gmtime, strftime
 from typing import Any
 
-import numpy as np
-from peaks import PeakLibrary
-
 from comparison.contestants import LLAMA_CPP, PEERS
+from headrace.bench.kernels import instruction_sets
+from headrace.bench.profile import measure_limits
 
 
 def describe(threads: int, servers: set[str]) -> dict[str, Any]:
-    """Measures for about three seconds; needs a C++ compiler for that."""
     return {
         "date": strftime("%Y-%m-%d %H:%M UTC", gmtime()),
         "processor": _processor(),
@@ -31,31 +28,15 @@ def describe(threads: int, servers: set[str]) -> dict[str, Any]:
 
 
 def limits(threads: int) -> dict[str, float]:
-    """Peaks of one core in Gop/s, times the threads; GB/s of reading memory with all threads at once."""
-    library = PeakLibrary()
-    found = {"memory_gb_s": _bandwidth(library, threads)}
-    if library.has_vnni:
-        found["int8_gop_s"] = library.gops("dpbusd") * threads
-    else:
-        found["int8_gop_s"] = library.gops("maddubs") * threads
-    if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
-        found["bf16_gflop_s"] = library.gops("dpbf16") * threads
-    found["fp32_gflop_s"] = library.gops("fma") * threads
-    return found
-
-
-def _bandwidth(library: PeakLibrary, threads: int, size: int = 256 << 20) -> float:
-    memory = [np.ones(size, np.uint8) for _ in range(threads)]
-    fastest = float("inf")
-    for _ in range(10):
-        readers = [threading.Thread(target=library.read_memory, args=(part.ctypes.data, size)) for part in memory]
-        start = perf_counter()
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        fastest = min(fastest, perf_counter() - start)
-    return threads * size / fastest * 1e-9
+    """GB/s of reading memory and Gop/s of each kind of product with all threads; without those that are not there."""
+    found = [measure_limits(threads, instruction_sets()[0]) for _ in range(3)]
+    values = {
+        "memory_gb_s": max(one.read for one in found),
+        "int8_gop_s": max(one.int8 for one in found),
+        "bf16_gflop_s": max(one.bf16 for one in found),
+        "fp32_gflop_s": max(one.fp32 for one in found),
+    }
+    return {name: value * 1e-9 for name, value in values.items() if value}
 
 
 def _processor() -> str:

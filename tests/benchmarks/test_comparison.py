@@ -8,6 +8,7 @@ import pytest
 from comparison.contestants import contestants
 from comparison.floors import counted, floors
 from comparison.folder import to_bf16, write_folder
+from comparison.machine import limits
 from comparison.perplexity import windows
 from comparison.report import report
 from comparison.results import Result, ResultFile
@@ -107,3 +108,9 @@ def test_one_stream_cannot_be_faster_than_its_weights_and_cache_are_read(tmp_pat
     assert found["single", "tok_s"] == pytest.approx(1 / (4 * matrices + 64 * 4 * 8))  # the tiny context is full
     attention = 4 * 2 * 8 * (64 * 65 / 2 + (2048 - 64) * 64)
     assert found["ttft", "s"] == pytest.approx(2 * 2048 * model.body + 2 * 6 * 16 + attention)
+
+
+def test_the_machines_limits_are_measured() -> None:
+    found = limits(1)
+    assert {"memory_gb_s", "fp32_gflop_s"} <= set(found)
+    assert all(value > 0 for value in found.values())
