@@ -30,7 +30,7 @@ _SPAN = (.001, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 # fmt: on
-_MAX_LIVE = 1 << 16  # entries; a lost FINISHED must not become a leak
+_MAX_LIVE = 1 << 18  # entries; a lost FINISHED must not become a leak
 
 
 @dataclass(slots=True)
