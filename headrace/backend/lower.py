@@ -15,9 +15,9 @@ from headrace import _C
 from headrace.backend.base import BackendSpec
 from headrace.backend.fusion import FLOAT_FORMATS, Fusion, LoweringError
 from headrace.backend.weights import WeightPacker
+from headrace.model.formats import FORMATS
 from headrace.model.graph import Graph, Op
 from headrace.model.planner import op_weights
-from headrace.model.quantize import FORMATS
 
 STORE, ADD_TO, SWIGLU, GEGLU = range(4)  # EpilogueKind of csrc/kernels.h
 _GATED = {"silu": SWIGLU, "gelu_tanh": GEGLU}

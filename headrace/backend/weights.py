@@ -15,9 +15,9 @@ from headrace import _C
 from headrace.backend.pack_cache import PackCache
 from headrace.base.errors import ModelFileError
 from headrace.model.checkpoint import Checkpoint, Weight
+from headrace.model.formats import FORMATS
 from headrace.model.graph import Graph, WeightRef
 from headrace.model.planner import op_weights
-from headrace.model.quantize import FORMATS
 
 Progress = Callable[[float], None]  # the fraction done
 

@@ -11,20 +11,21 @@ Text sources: for a GGUF file `metadata` is its metadata (tokenizer.* keys); for
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.errors import ModelFileError
 from headrace.model.config import ModelConfig
+from headrace.model.formats import FORMATS
 from headrace.model.gguf import GGUFFile
 from headrace.model.gguf_config import config_from_gguf
 from headrace.model.graph import WeightRef
 from headrace.model.hf_config import config_from_hf
 from headrace.model.hf_folder import canonical_names, read_folder
-from headrace.model.quantize import FORMATS, dequantize
 from headrace.model.tensor_info import TensorInfo
+
+if TYPE_CHECKING:  # imported where tensors are read: a server reads only metadata, and starts without NumPy
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Weight:
 
     format: str  # "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]
+    data: "npt.NDArray[np.uint8]"
 
 
 class Checkpoint(Protocol):
@@ -61,7 +62,7 @@ class TensorFiles(Protocol):
 
     tensors: dict[str, TensorInfo]
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]: ...
+    def read(self, name: str) -> "npt.NDArray[np.uint8]": ...
     def close(self) -> None: ...
 
 
@@ -114,6 +115,10 @@ class FileCheckpoint:
 
     def weight(self, ref: WeightRef) -> Weight:
         """The tensor of a reference that `ref` made. A permuted one is a copy, any other matrix a view of the file."""
+        import numpy as np
+
+        from headrace.model.quantize import dequantize
+
         info = self._files.tensors[self._stored[ref.name]]
         data, fmt = self._files.read(info.name), info.format
         if len(info.shape) == 1:
@@ -131,11 +136,13 @@ class FileCheckpoint:
         self._files.close()
 
 
-def half_split_rows(data: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
+def half_split_rows(data: "npt.NDArray[np.uint8]", heads: int) -> "npt.NDArray[np.uint8]":
     """Rows of `heads` heads from interleaved rope pairs (2i, 2i + 1) to half-split ones (i, i + d/2).
 
     `data` is [heads * d, row_bytes], any format: whole rows move, so nothing is rounded.
     """
+    import numpy as np
+
     rows, row_bytes = data.shape
     pairs = data.reshape(heads, rows // heads // 2, 2, row_bytes)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, row_bytes)

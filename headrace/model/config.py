@@ -1,6 +1,7 @@
 """ModelConfig: the numbers that a graph builder needs, whatever file they came from."""
 
 import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,17 @@ class RopeScaling:
     attention_factor: float = 1.0  # cos and sin are multiplied by it
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+
+def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
+    """The temperature of YaRN (Peng et al. 2023, arXiv:2309.00071), section 3.4: 0.1 * mscale * ln(factor) + 1."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32."""
+    nearest: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return nearest
 
 
 @dataclass(frozen=True, slots=True)

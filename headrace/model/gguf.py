@@ -1,6 +1,7 @@
 """GGUF reader (versions 2 and 3, little-endian): metadata and tensor directory, memory-mapped.
 
-It knows the container and nothing of models. Every count, length, type and offset is checked against the file before it
+It knows the container and nothing of models. NumPy is imported by the first who reads a tensor: a server reads only
+metadata, and starts without it. Every count, length, type and offset is checked against the file before it
 is used, so a corrupt file gives a ModelFileError that names the field: never a crash, never an allocation that the
 file's own size does not bound.
 
@@ -14,27 +15,26 @@ Layout source: the GGUF specification of the ggml project.
 
 import mmap
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.errors import ModelFileError
-from headrace.model.quantize import FORMATS, UNSUPPORTED_NAMES, format_of_type
+from headrace.model.formats import FORMATS, UNSUPPORTED_NAMES, format_of_type
 from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS: dict[int, np.dtype[Any]] = {
-    number: np.dtype(code)
-    for number, code in (
-        (0, "u1"), (1, "i1"), (2, "<u2"), (3, "<i2"), (4, "<u4"), (5, "<i4"), (6, "<f4"), (_BOOL, "u1"),
-        (10, "<u8"), (11, "<i8"), (12, "<f8"),
-    )
+_SCALARS = {  # type -> type code of `array`
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 16
@@ -43,8 +43,8 @@ _MAX_ALIGNMENT = 1 << 16
 class GGUFFile:
     """An open GGUF file.
 
-    `metadata` holds Python scalars and strings; arrays of strings are `StringArray`
-    (a lazy Sequence[str]), arrays of numbers are NumPy arrays.
+    `metadata` holds Python scalars and strings; arrays of strings are `StringArray` (a lazy Sequence[str]), arrays of
+    numbers are `array.array`, of booleans lists.
     `tensors` maps a stored name to its place. Raises ModelFileError when the file is not a sound GGUF file.
     """
 
@@ -58,8 +58,10 @@ class GGUFFile:
         self.alignment = _alignment(path, self.metadata)
         self.tensors = _read_tensors(cursor, tensor_count, self.alignment)
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> "npt.NDArray[np.uint8]":
         """The stored bytes of a tensor: read-only uint8 [rows, row_bytes], a view of the file (rows = 1 for 1-D)."""
+        import numpy as np
+
         info = self.tensors[name]
         row_bytes = FORMATS[info.format].row_bytes(info.shape[-1])
         flat = np.frombuffer(self._map, dtype=np.uint8, count=info.num_bytes, offset=info.start)
@@ -173,15 +175,17 @@ class _Cursor:
         self.pos = pos
         return StringArray(self.path, self.field, data[begin:pos], starts)
 
-    def numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
-        dtype = _SCALARS[kind]
-        start = self.take(count * dtype.itemsize)
-        values = np.frombuffer(self.data, dtype=dtype, count=count, offset=start)
+    def numbers(self, kind: int, count: int) -> "array[Any] | list[bool]":
+        values: array[Any] = array(_SCALARS[kind])
+        start = self.take(count * values.itemsize)
+        values.frombytes(self.data[start : self.pos])
+        if sys.byteorder == "big":
+            values.byteswap()
         if kind != _BOOL:
-            return values.copy()
-        if count and values.max() > 1:
+            return values
+        if max(values, default=0) > 1:
             raise self.fail("holds a boolean that is neither 0 nor 1")
-        return values.astype(np.bool_)
+        return list(map(bool, values))
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
@@ -230,7 +234,7 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
         return cursor.numbers(item, count)
     if kind not in _SCALARS:
         raise cursor.fail(f"has the unknown value type {kind}")
-    return cursor.numbers(kind, 1)[0].item()
+    return cursor.numbers(kind, 1)[0]
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:

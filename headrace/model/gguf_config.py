@@ -6,15 +6,12 @@ is stored as the tensor rope_freqs.weight. Mistral models carry the architecture
 """
 
 import math
+from array import array
 from typing import Any, TypeVar
 
-import numpy as np
-
 from headrace.base.errors import ModelFileError
-from headrace.model.config import ModelConfig, RopeScaling, check_config
+from headrace.model.config import ModelConfig, RopeScaling, as_float32, check_config, yarn_attention_factor
 from headrace.model.gguf import GGUFFile, StringArray
-from headrace.model.quantize import dequantize
-from headrace.model.rope import yarn_attention_factor
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 T = TypeVar("T", int, float, str, bool)
@@ -41,9 +38,9 @@ class _Fields:
         """A count that may be stored once for each layer; only equal ones are supported."""
         full = f"{self.arch}.{key}"
         value = self.file.metadata.get(full)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, array):
             return self.get(key, int, default)
-        if value.dtype.kind not in "iu" or len(value) == 0 or (value != value[0]).any():
+        if value.typecode in "fd" or len(set(value)) != 1:
             raise ModelFileError(self.file.path, full, "differs from layer to layer, which is not supported")
         return int(value[0])
 
@@ -142,7 +139,7 @@ def _gemma3(fields: _Fields, hidden: int, heads: int, head_dim: int) -> dict[str
     values: dict[str, Any] = {
         "activation": "gelu_tanh",
         "sandwich_norms": True,
-        "embedding_scale": float(np.float32(math.sqrt(max(hidden, 0)))),
+        "embedding_scale": as_float32(math.sqrt(max(hidden, 0))),
         "attention_scale": scale,
         "final_logit_softcap": fields.get("final_logit_softcapping", float, 0.0),
     }
@@ -185,6 +182,8 @@ def _rope_factors(file: GGUFFile) -> tuple[float, ...]:
         return ()
     if len(info.shape) != 1:
         raise ModelFileError(file.path, info.name, f"has shape {list(info.shape)}, not one dimension")
+    from headrace.model.quantize import dequantize
+
     return tuple(float(v) for v in dequantize(file.read(info.name), info.format)[0])
 
 

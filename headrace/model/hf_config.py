@@ -9,11 +9,8 @@ import math
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-
 from headrace.base.errors import ModelFileError
-from headrace.model.config import FAMILIES, ModelConfig, RopeScaling, check_config
-from headrace.model.rope import yarn_attention_factor
+from headrace.model.config import FAMILIES, ModelConfig, RopeScaling, as_float32, check_config, yarn_attention_factor
 
 T = TypeVar("T", int, float, str, bool)
 
@@ -178,7 +175,7 @@ def _gemma3(fields: _Fields, hidden: int) -> dict[str, Any]:
         "norm_add_one": True,
         # transformers rounds this factor to the weights' dtype: it is 25.25 for bf16 weights of the 270M model and
         # 25.298221 for float32 ones. Activations are float32 here, so the latter is the one to match.
-        "embedding_scale": float(np.float32(math.sqrt(max(hidden, 0)))),
+        "embedding_scale": as_float32(math.sqrt(max(hidden, 0))),
         "attention_scale": query_scale**-0.5,
         "final_logit_softcap": fields.get("final_logit_softcapping", float, 0.0),
         "rope_base_local": _local_base(fields),

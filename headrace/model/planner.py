@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.core.kv_group import KVDtype, KVGroup
+from headrace.model.formats import FORMATS
 from headrace.model.graph import Graph, Op, WeightRef
-from headrace.model.quantize import FORMATS
 
 
 @dataclass(frozen=True, slots=True)

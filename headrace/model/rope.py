@@ -42,11 +42,6 @@ def rope_scale(config: ModelConfig, *, local: bool = False) -> float:
     return config.rope_scaling.attention_factor
 
 
-def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
-    """The temperature of YaRN's section 3.4: 0.1 * mscale * ln(factor) + 1."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def _unscaled(base: float, head_dim: int) -> F32:
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies: F32 = np.float32(1) / np.power(np.float32(base), exponent, dtype=np.float32)

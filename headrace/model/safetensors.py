@@ -8,14 +8,15 @@ before anything is used; a corrupt file gives a ModelFileError that names the fi
 
 import mmap
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ModelFileError
 from headrace.model.json_file import parse_object
 from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _MAX_HEADER = 100_000_000  # the limit of the format's own implementation
 _MAX_DIMS = 8
@@ -39,8 +40,10 @@ class SafetensorsFiles:
                 self.tensors[name] = info
                 self._maps[name] = data
 
-    def read(self, name: str) -> npt.NDArray[np.uint8]:
+    def read(self, name: str) -> "npt.NDArray[np.uint8]":
         """The stored bytes of a tensor: read-only uint8 [rows, row_bytes], a view of the file (rows = 1 for 1-D)."""
+        import numpy as np
+
         info = self.tensors[name]
         flat = np.frombuffer(self._maps[name], dtype=np.uint8, count=info.num_bytes, offset=info.start)
         return flat.reshape(-1, info.shape[-1] * _ITEM_BYTES[info.format])

@@ -56,7 +56,7 @@ def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
         )
     ids = {text: i for i, text in enumerate(vocab.tokens)}
     ids[_MISSING_BYTE] = len(vocab.tokens)
-    merges = [_pair(merge) for merge in vocab.merges]
+    merges = [merge.partition(" ")[::2] if merge[:1] != " " else _pair(merge) for merge in vocab.merges]
     try:
         model = models.BPE(vocab=ids, merges=merges, ignore_merges=pre.whole_words, unk_token=_MISSING_BYTE)
     except Exception as error:  # the library raises bare Exception; it checks that merges join and make known tokens

@@ -1,16 +1,16 @@
 """The vocabulary part of GGUF metadata: `tokenizer.ggml.*` keys, checked and with the format's defaults filled in.
 
 Knows the keys and their meaning; does not read files and does not tokenise. Arrays may be lists or NumPy arrays.
-Invariant: `tokens`, `types` and `scores` have one entry per token id, and every special id is a valid index or None.
+Invariant: `tokens` and `scores` have one entry per token id, each id has one type, and every special id is a valid
+index or None.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from headrace.base.errors import ModelFileError
 from headrace.text.special import ALWAYS_SHOWN, END_OF_TURN_TEXTS
@@ -44,8 +44,8 @@ class GGUFVocab:
     model: str  # "gpt2" (byte-level BPE), "llama" (SentencePiece-style) or "bert" (WordPiece)
     pre: str  # name of the pre-tokenizer; only BPE uses it
     tokens: list[str]
-    types: npt.NDArray[np.int64]  # TokenType of each token
-    scores: npt.NDArray[np.float64]
+    ids_by_type: Mapping[int, list[int]]  # by TokenType
+    scores: list[float]
     merges: list[str]
     bos_token_id: int | None
     eos_token_id: int | None
@@ -66,20 +66,25 @@ class GGUFVocab:
         if model not in _DEFAULT_IDS:
             known = ", ".join(sorted(_DEFAULT_IDS))
             raise ModelFileError(path, _PREFIX + "model", f"unsupported tokenizer model {model!r}; supported: {known}")
-        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(reader.strings("tokens"))]
+        tokens = reader.strings("tokens")
         if not tokens:
             raise ModelFileError(path, _PREFIX + "tokens", "the vocabulary is empty")
+        if "" in tokens:
+            tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
         size = len(tokens)
         bos, eos, unknown, separator = _DEFAULT_IDS[model]
         eos = reader.token_id("eos_token_id", size, eos)
         stops = [eos, reader.token_id("eot_token_id", size, None), reader.token_id("eom_token_id", size, None)]
-        types = _marked_types(tokens, reader.numbers("token_type", size, TokenType.NORMAL).astype(np.int64))
+        types = _marked_types(tokens, list(map(int, reader.numbers("token_type", size, TokenType.NORMAL))))
+        ids_by_type: defaultdict[int, list[int]] = defaultdict(list)
+        for i, kind in enumerate(types):
+            ids_by_type[kind].append(i)
         template = metadata.get("tokenizer.chat_template")
         return cls(
             model=model,
             pre=str(metadata.get(_PREFIX + "pre", "") or ""),
             tokens=tokens,
-            types=types,
+            ids_by_type=ids_by_type,
             scores=reader.numbers("scores", size, 0.0),
             merges=reader.strings("merges") if model == "gpt2" else [],
             bos_token_id=reader.token_id("cls_token_id" if model == "bert" else "bos_token_id", size, bos),
@@ -93,19 +98,22 @@ class GGUFVocab:
             add_bos=reader.flag("add_bos_token", None),
             add_eos=bool(reader.flag("add_eos_token", False)),
             add_space_prefix=bool(reader.flag("add_space_prefix", model == "llama")),
-            rstrip_ids=_rstrip_ids(str(metadata.get("general.name", "")), tokens, types),
+            rstrip_ids=_rstrip_ids(str(metadata.get("general.name", "")), tokens, ids_by_type),
             chat_template=str(template) if template else None,
         )
 
     def ids_of(self, *types: TokenType) -> dict[str, int]:
         """Text -> id of every token of these types."""
-        ids = np.flatnonzero(np.isin(self.types, types)).tolist()
+        ids = sorted(i for kind in types for i in self.ids_by_type.get(kind, ()))
         return dict(zip(map(self.tokens.__getitem__, ids), ids, strict=True))
 
 
-def _marked_types(tokens: list[str], types: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _marked_types(tokens: list[str], types: list[int]) -> list[int]:
     """Corrects files whose end-of-turn tokens are marked as ordinary text, as the format's reference reader does."""
+    marked = {*ALWAYS_SHOWN, *END_OF_TURN_TEXTS}
     for i, text in enumerate(tokens):
+        if text not in marked:
+            continue
         if text in ALWAYS_SHOWN:
             types[i] = TokenType.USER_DEFINED
         elif text in END_OF_TURN_TEXTS and types[i] == TokenType.NORMAL and text.startswith(("<|", "<\uff5c")):
@@ -113,12 +121,13 @@ def _marked_types(tokens: list[str], types: npt.NDArray[np.int64]) -> npt.NDArra
     return types
 
 
-def _rstrip_ids(name: str, tokens: list[str], types: npt.NDArray[np.int64]) -> frozenset[int]:
+def _rstrip_ids(name: str, tokens: list[str], ids_by_type: Mapping[int, list[int]]) -> frozenset[int]:
     """Phi-3's special tokens strip to the right. GGUF has no key for it: its reference reader goes by the name."""
     if not any(marker in name.lower() for marker in ("phi-3", "phi3")):
         return frozenset()
-    special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
-    return frozenset(int(i) for i in special if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
+    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    special = (i for kind in kinds for i in ids_by_type.get(kind, ()))
+    return frozenset(i for i in special if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 class _Reader:
@@ -143,16 +152,16 @@ class _Reader:
             raise ModelFileError(self._path, _PREFIX + key, "is not an array of strings")
         return values
 
-    def numbers(self, key: str, size: int, default: float) -> npt.NDArray[np.float64]:
+    def numbers(self, key: str, size: int, default: float) -> list[float]:
         """The first `size` numbers, or `default` for each token when the key is absent."""
         value = self._metadata.get(_PREFIX + key)
         if value is None:
-            return np.full(size, default, dtype=np.float64)
+            return [default] * size
         try:
-            values = np.asarray(value, dtype=np.float64)
+            values = list(map(float, value))
         except (TypeError, ValueError) as error:
             raise ModelFileError(self._path, _PREFIX + key, "is not an array of numbers") from error
-        if values.ndim != 1 or len(values) < size or not np.isfinite(values).all():
+        if len(values) < size or not all(map(math.isfinite, values)):
             raise ModelFileError(self._path, _PREFIX + key, f"is not one finite number for each of {size} tokens")
         return values[:size]
 

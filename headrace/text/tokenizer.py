@@ -173,7 +173,7 @@ def _own_encoder(vocab: GGUFVocab) -> FragmentEncoder:
     byte_ids = {byte: i for text, i in byte_tokens if (byte := byte_of_piece(text)) is not None}
     # Control tokens and bytes are left out of the pieces, so that no user text can merge into one.
     pieces = vocab.ids_of(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
-    encoder = SentencePieceEncoder(pieces, vocab.scores.tolist(), byte_ids, vocab.unknown_token_id)
+    encoder = SentencePieceEncoder(pieces, vocab.scores, byte_ids, vocab.unknown_token_id)
     return FragmentEncoder(encoder.encode, *splitters, prefix=" " if vocab.add_space_prefix else "")
 
 

@@ -18,8 +18,8 @@ from headrace.core.batch import Batch, BatchError, OutputFlag, RowStatus
 from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.decoder import build_graph
+from headrace.model.formats import FORMATS
 from headrace.model.graph import Graph, Op
-from headrace.model.quantize import FORMATS
 
 VOCAB = CONFIG.vocab_size
 Change = Callable[[Batch], dict[str, Any]]

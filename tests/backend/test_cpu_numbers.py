@@ -12,8 +12,8 @@ from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.config import ModelConfig
 from headrace.model.decoder import build_graph
+from headrace.model.formats import FORMATS
 from headrace.model.numpy_executor import NumpyExecutor
-from headrace.model.quantize import FORMATS
 
 FLOATS = ("F32", "F16", "BF16")
 # Root mean square of the logprobs' error. Float weights: the KV cache is bf16, of 8 bits. Others: activations are int8

@@ -13,7 +13,7 @@ from headrace import _C
 from headrace.core.kv_group import KVDtype
 from headrace.core.request import SamplingParams
 from headrace.model.config import ModelConfig
-from headrace.model.quantize import FORMATS
+from headrace.model.formats import FORMATS
 
 NAN = 0x7FC0
 ISAS = _C.instruction_sets()

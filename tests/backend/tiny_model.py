@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from headrace.model.checkpoint import Weight
 from headrace.model.config import ModelConfig
+from headrace.model.formats import FORMATS
 from headrace.model.graph import WeightRef
-from headrace.model.quantize import FORMATS
 
 HIDDEN = 256  # K-quants need multiples of 256
 CONFIG = ModelConfig(

@@ -205,6 +205,19 @@ def test_a_model_that_is_not_there_ends_the_server_with_a_word(tmp_path: Path) -
     assert result.returncode == 1 and "no-such-model.gguf" in result.stderr and "Traceback" not in result.stderr
 
 
+def test_a_server_needs_no_numpy(smollm2_gguf: Path) -> None:
+    """It would be a third of what a server imports, and as much of its memory; only the engine process computes."""
+    code = (
+        "import sys, headrace.server.run\n"
+        "from pathlib import Path\n"
+        "from headrace.base.config import Config\n"
+        "from headrace.engine.model_text import ModelText\n"
+        "ModelText.load(Config(), Path(sys.argv[1]))\n"
+        "assert not {'numpy', 'headrace._C', 'headrace.core.scheduler'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(smollm2_gguf)], check=True, timeout=PATIENCE_S)
+
+
 def test_a_port_in_use_is_an_error_that_names_the_cure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

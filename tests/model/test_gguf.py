@@ -48,7 +48,7 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
         words[4]
     assert metadata["numbers"].tolist() == [1, -2, 3]
     assert metadata["floats"].tolist() == [0.5, 1.5]
-    assert metadata["flags"].tolist() == [True, False]
+    assert metadata["flags"] == [True, False]
 
 
 def test_tensors_are_read_only_views_with_rows(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from headrace.model.quantize import FORMATS, UNSUPPORTED_NAMES, dequantize, format_of_type
+from headrace.model.formats import FORMATS, UNSUPPORTED_NAMES, format_of_type
+from headrace.model.quantize import dequantize
 
 
 @pytest.mark.parametrize("name", FORMATS)
