@@ -150,6 +150,11 @@ class AsyncEngine:
         return self._gauges
 
     @property
+    def kv_cache(self) -> tuple[str, int]:
+        """Its dtype and bytes, of the engine that was ready last; ("", 0) before the first."""
+        return (self._ready.kv_dtype, self._ready.kv_bytes) if self._ready else ("", 0)
+
+    @property
     def num_live(self) -> int:
         """Requests that were admitted and have not ended."""
         return len(self._ledger)

@@ -70,6 +70,8 @@ def launch(config: Config, path: Path, epoch: int, clock: Clock, report: Report)
         vocab_size=spec.vocab_size,
         summary={**built.summary, **size_summary(config, sizes, scheduler.max_num_seqs)},
         num_blocks=sum(spec.num_blocks),
+        kv_dtype=spec.kv_dtype,
+        kv_bytes=sizes.kv_bytes,
     )
     return Launched(Engine(scheduler, backend, clock), recorder, ready, built.identity)
 

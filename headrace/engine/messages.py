@@ -101,6 +101,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     summary: dict[str, str]
     num_blocks: int = 0  # KV blocks of all groups
+    kv_dtype: str = "bf16"
+    kv_bytes: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

@@ -86,6 +86,7 @@ class Metrics:
         self._waiting = self._gauge("num_requests_waiting", "Sequences waiting for their first step or to resume")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1")
         self._kv_blocks = self._gauge("kv_cache_blocks", "KV blocks there are")
+        self._kv_bytes = self._family(Gauge, "kv_cache_bytes", "Bytes of KV cache there are", ("kv_cache_dtype",))
         info = self._family(Gauge, "build_info", "Constant 1", ("version",))
         info.labels(self._model_name, version).set(1)
         ProcessCollector(registry=self._registry)
@@ -99,6 +100,11 @@ class Metrics:
         self._waiting.set(num_waiting)
         self._kv_usage.set(kv_blocks_used / kv_blocks_total if kv_blocks_total else 0.0)
         self._kv_blocks.set(kv_blocks_total)
+
+    def set_kv_cache(self, dtype: str, num_bytes: int) -> None:
+        """Nothing is shown before an engine was ready, when `dtype` is empty."""
+        if dtype:
+            self._kv_bytes.labels(self._model_name, dtype).set(num_bytes)
 
     def fold(self, events: Iterable[Event]) -> None:
         for event in events:

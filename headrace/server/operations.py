@@ -50,6 +50,7 @@ async def readyz(service: Service, request: Request) -> Response:
 async def metrics(service: Service, fold: Metrics, request: Request) -> Response:
     now = service.engine.gauges
     fold.set_gauges(now.num_running, now.num_waiting, now.kv_blocks_used, now.kv_blocks_total)
+    fold.set_kv_cache(*service.engine.kv_cache)
     text = await asyncio.to_thread(fold.render)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -51,6 +51,9 @@ class Engine(Protocol):
     @property
     def gauges(self) -> Gauges: ...
 
+    @property
+    def kv_cache(self) -> tuple[str, int]: ...
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     async def encode_chat(

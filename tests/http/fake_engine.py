@@ -63,6 +63,10 @@ class FakeEngine:
     def gauges(self) -> Gauges:
         return Gauges(len(self.live), 0, len(self.live), 100)
 
+    @property
+    def kv_cache(self) -> tuple[str, int]:
+        return ("bf16", 1 << 20)
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))
 

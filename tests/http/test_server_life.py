@@ -163,6 +163,7 @@ def test_vanished_clients_leave_no_request_and_a_killed_server_leaves_no_orphan(
             return len(gauges) == 3 and all(line.endswith(" 0.0") for line in gauges)
 
         eventually(idle)
+        assert 'headrace_kv_cache_bytes{kv_cache_dtype="bf16"' in get(server, "/metrics")[1]
         assert list(Stream(server, {**LONG, "max_tokens": 2}))[-1] == "data: [DONE]"
         children = server.children()
         server.process.kill()

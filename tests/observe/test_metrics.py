@@ -127,6 +127,14 @@ def test_gauges_are_shares_and_counts() -> None:
     assert values(metrics)["headrace_kv_cache_usage_perc"] == 0
 
 
+def test_the_kv_cache_is_shown_with_its_dtype_once_there_is_one() -> None:
+    metrics = Metrics("toy")
+    metrics.set_kv_cache("", 0)
+    assert b"headrace_kv_cache_bytes{" not in metrics.render()
+    metrics.set_kv_cache("int8", 4096)
+    assert b'headrace_kv_cache_bytes{kv_cache_dtype="int8",model_name="toy"} 4096.0' in metrics.render()
+
+
 EVENTS = st.lists(
     st.builds(
         Event,
