@@ -1,7 +1,6 @@
 #include "memory.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <new>
@@ -52,13 +51,6 @@ Piece Arena::take(size_t bytes) {
   Piece piece = {chunk_, chunk_->data() + used_};
   used_ += bytes;
   return piece;
-}
-
-void drop_file_pages(const uint8_t* data, size_t bytes) {
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace headrace

@@ -44,8 +44,4 @@ class Arena {
   size_t used_ = 0;
 };
 
-// Tells the kernel that the pages wholly inside a file mapping's range are not needed again; a later read brings them
-// back. Only for file mappings: anonymous pages would lose their content.
-void drop_file_pages(const uint8_t* data, size_t bytes);
-
 }  // namespace headrace

@@ -102,8 +102,6 @@ void bind_weights(nb::module_& m) {
         nb::arg("offsets"), nb::arg("sums"),
         "Fills each array from the file at its offset, over all workers. False where the checksums do not fit.");
   m.def("checksums", &checksums, nb::arg("data").noconvert(), "Checksum of each MiB, as `read_sections` wants them.");
-  m.def("drop_file_pages", [](const Array<const uint8_t>& rows) { drop_file_pages(rows.data(), rows.size()); },
-        nb::arg("rows").noconvert(), "Only for arrays that view a file mapping.");
 }
 
 }  // namespace headrace

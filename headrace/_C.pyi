@@ -196,9 +196,6 @@ def read_sections(
 def checksums(data: NDArray[numpy.uint8]) -> list[int]:
     """Checksum of each MiB, as `read_sections` wants them."""
 
-def drop_file_pages(rows: NDArray[numpy.uint8]) -> None:
-    """Only for arrays that view a file mapping."""
-
 def measure_peak(pool: Pool, isa: str, kind: str) -> float:
     """
     What all workers reach at most: bytes a second read from memory (kind "read"), or operations a second

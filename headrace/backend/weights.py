@@ -1,10 +1,9 @@
 """WeightPacker: checkpoint tensors in, packed weights out, over all workers of a pool or from the cache on disk.
 
-Source pages of a file mapping are given back once packed, except those of the embedding table, whose rows are read from
-the file at every step. It knows formats and bytes, no operations.
+What packing read of the model file is given back at once; of the embedding table, whose rows are read from the file at
+every step, the pages that are asked for come again. It knows formats and bytes, no operations.
 """
 
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,11 +55,9 @@ class WeightPacker:
         self._shapes = {ref.name: shape for op in graph.ops for ref, *shape in op_weights(graph, op)}
         self._arena = _C.Arena()
         self._jobs: list[_Job] = []
-        self._tables: set[str] = set()
 
     def table(self, ref: WeightRef) -> Weight:
         """An embedding table as stored; its rows stay readable after the checkpoint is closed."""
-        self._tables.add(ref.name)
         return self._checkpoint.weight(ref)
 
     def vector(self, refs: Sequence[WeightRef]) -> npt.NDArray[np.float32]:
@@ -110,20 +107,8 @@ class WeightPacker:
             _C.pack(self._pool, job.weight, rows, FORMATS[weights[0].format].type_number, up)
         except ValueError as error:
             raise ModelFileError(self._checkpoint.path, job.refs[0].name, str(error)) from error
-        for ref, weight in zip(job.refs, weights, strict=True):
-            if ref.name not in self._tables and _is_mapped(weight.data):
-                _C.drop_file_pages(weight.data)
+        self._checkpoint.release_pages()
 
     def _report(self, fraction: float) -> None:
         if self._progress is not None:
             self._progress(fraction)
-
-
-def _is_mapped(array: npt.NDArray[np.uint8]) -> bool:
-    """Whether the array views a file mapping: only then may its pages be dropped without loss."""
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return isinstance(base, mmap.mmap)

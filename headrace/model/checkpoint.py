@@ -54,6 +54,10 @@ class Checkpoint(Protocol):
         ...
 
     def weight(self, ref: WeightRef) -> Weight: ...
+    def release_pages(self) -> None:
+        """What was read of mapped files leaves this process; a later read brings it back."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -63,6 +67,7 @@ class TensorFiles(Protocol):
     tensors: dict[str, TensorInfo]
 
     def read(self, name: str) -> "npt.NDArray[np.uint8]": ...
+    def release_pages(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -131,6 +136,9 @@ class FileCheckpoint:
         if len(info.shape) == 1:
             data = data.reshape(1, -1)
         return Weight(fmt, info.shape, data)
+
+    def release_pages(self) -> None:
+        self._files.release_pages()
 
     def close(self) -> None:
         self._files.close()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.errors import ModelFileError
 from headrace.model.formats import FORMATS, UNSUPPORTED_NAMES, format_of_type
-from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file
+from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file, release_pages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +66,9 @@ class GGUFFile:
         row_bytes = FORMATS[info.format].row_bytes(info.shape[-1])
         flat = np.frombuffer(self._map, dtype=np.uint8, count=info.num_bytes, offset=info.start)
         return flat.reshape(-1, row_bytes)
+
+    def release_pages(self) -> None:
+        release_pages(self._map)
 
     def close(self) -> None:
         """Forget the file. The mapping itself goes when the last array that views it goes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ModelFileError
 from headrace.model.json_file import parse_object
-from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file
+from headrace.model.tensor_info import TensorInfo, check_disjoint, map_file, release_pages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +47,10 @@ class SafetensorsFiles:
         info = self.tensors[name]
         flat = np.frombuffer(self._maps[name], dtype=np.uint8, count=info.num_bytes, offset=info.start)
         return flat.reshape(-1, info.shape[-1] * _ITEM_BYTES[info.format])
+
+    def release_pages(self) -> None:
+        for data in {id(data): data for data in self._maps.values()}.values():
+            release_pages(data)
 
     def close(self) -> None:
         """Forget the files. A mapping goes when the last array that views it goes."""

@@ -40,3 +40,9 @@ def map_file(path: Path) -> mmap.mmap | bytes:
         raise ModelFileError(path, "file", "is empty") from None
     except OSError as error:
         raise ModelFileError(path, "file", f"cannot be read: {error.strerror}") from None
+
+
+def release_pages(data: mmap.mmap | bytes) -> None:
+    """Takes the pages of a mapped file out of this process's memory; they stay in the page cache, and readable."""
+    if isinstance(data, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)

@@ -51,3 +51,23 @@ def test_among_strangers_in_chunks_on_two_threads(
     assert request.status == 0
     assert request.tokens == alone[seeded].tokens
     assert request.rows == alone[seeded].rows
+
+
+def mapped_bytes(path: Path) -> int:
+    """Of a file, what is in this process's memory."""
+    total, is_of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_of_file = line.endswith(str(path))
+        elif line.startswith("Rss:") and is_of_file:
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def test_what_packing_read_of_the_model_file_is_given_back(smollm2_gguf: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"  # other tests hold the file itself
+    copy.write_bytes(smollm2_gguf.read_bytes())
+    driver = open_driver(copy, 2)
+    assert mapped_bytes(copy) < copy.stat().st_size // 100
+    driver.finish([driver.sequence([1, 2, 3], 8, GREEDY)], 2)
+    assert 0 < mapped_bytes(copy) < copy.stat().st_size // 10  # the rows of the embedding table that were asked for

@@ -81,6 +81,9 @@ class TinyCheckpoint:
     def weight(self, ref: WeightRef) -> Weight:
         return self._weights[ref.name]
 
+    def release_pages(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

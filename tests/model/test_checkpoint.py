@@ -78,6 +78,15 @@ def test_matrices_are_views_and_vectors_are_float32() -> None:
     assert (bias.format, bias.shape, bias.data.shape) == ("F32", (64,), (1, 256))
 
 
+def test_tensors_stay_readable_when_their_pages_are_released(tmp_path: Path) -> None:
+    folder = open_checkpoint(TINY / "qwen2")
+    for checkpoint in (folder, open_checkpoint(convert(folder, tmp_path / "m.gguf"))):
+        matrix = checkpoint.weight(checkpoint.ref("blk.0.attn_q.weight", (64, 64)))
+        before = matrix.data.tobytes()
+        checkpoint.release_pages()
+        assert matrix.data.tobytes() == before
+
+
 def test_gemma_gains_get_their_one_back() -> None:
     checkpoint = open_checkpoint(TINY / "gemma3")
     ref = checkpoint.ref("blk.0.attn_norm.weight", (64,))
