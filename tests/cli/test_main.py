@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from headrace.backend import pack_file
 from headrace.base.config import Config, flag
 from headrace.cli.main import COMMANDS
 
@@ -108,6 +110,25 @@ def test_rm_of_what_is_not_here(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "smollm2-135m is not here" in done.stderr
     assert headrace("rm", "nonsense", "--cache-dir", str(tmp_path)).returncode == 1
+
+
+def test_rm_takes_the_packed_weights_of_the_model_with_it(tmp_path: Path) -> None:
+    """Those of another model stay."""
+    model = tmp_path / "models" / "smollm2-135m" / "model.gguf"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"x" * 1000)
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for name, path in {"own": model, "other": tmp_path / "other.gguf"}.items():
+        with (packed / f"{name}.pack").open("wb") as file:
+            sections = {"w": np.zeros(3000, np.uint8)}
+            header = pack_file.Header("1 avx2", str(path), [], "", pack_file.place(sections))
+            for _ in pack_file.write(file.fileno(), header, sections):
+                pass
+    done = headrace("rm", "smollm2-135m", "--cache-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert not model.exists()
+    assert [path.name for path in packed.iterdir()] == ["other.pack"]
 
 
 def test_ps_without_servers(tmp_path: Path) -> None:
