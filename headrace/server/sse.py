@@ -38,16 +38,18 @@ class EventStream:
     def __init__(self, frames: AsyncGenerator[bytes, None], keep_alive_interval: float) -> None:
         """`keep_alive_interval` is in seconds of silence."""
         self._frames = frames
+        self._loop = asyncio.get_running_loop()
         self._interval = keep_alive_interval
         self._last_sent = 0.0  # on the loop's clock
+        self._sending_since: float | None = None  # a frame that the client has not taken yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames):
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-            self._last_sent = asyncio.get_running_loop().time()
+            self._last_sent = self._loop.time()
             pump = asyncio.ensure_future(self._pump(scope, send))
             gone = asyncio.ensure_future(disconnected(receive))
-            idle = asyncio.ensure_future(self._keep_alive(send))
+            idle = asyncio.ensure_future(self._watch(send))
             try:
                 await asyncio.wait({pump, gone, idle}, return_when=asyncio.FIRST_COMPLETED)
                 if pump.done():
@@ -69,20 +71,23 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
-        """Raises ClientDisconnectedError when the client has stopped reading."""
-        try:
-            async with asyncio.timeout(_MAX_SEND_S):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError as error:
-            raise ClientDisconnectedError from error
-        self._last_sent = asyncio.get_running_loop().time()
+        # A timeout of its own for each frame would cost more than the frame: `_watch` has one for all.
+        self._sending_since = self._last_sent = self._loop.time()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending_since = None
 
-    async def _keep_alive(self, send: Send) -> None:
-        """Runs until cancelled."""
-        loop = asyncio.get_running_loop()
+    async def _watch(self, send: Send) -> None:
+        """Breaks silence with comments. Returns when the client has stopped reading."""
         while True:
-            silent = loop.time() - self._last_sent
-            if silent >= self._interval:
-                await self._write(send, KEEP_ALIVE)
+            now = self._loop.time()
+            if self._sending_since is not None:
+                left = self._sending_since + _MAX_SEND_S - now
+                if left <= 0:
+                    return
             else:
-                await asyncio.sleep(self._interval - silent)
+                left = self._last_sent + self._interval - now
+                if left <= 0:
+                    async with asyncio.timeout(_MAX_SEND_S):
+                        await self._write(send, KEEP_ALIVE)
+                    left = self._interval
+            await asyncio.sleep(min(left, _MAX_SEND_S))
