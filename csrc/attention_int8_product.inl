@@ -1,7 +1,7 @@
 // The products of attention over int8 caches: C[rows][n] = A[rows][k] B[k / 4][n][4] in whole numbers, exact in any order.
 //
-// B is the cache's bytes, each 128 above its value; A is 16 bits, which the scales of B are folded into on the V side.
-// AVX-512 multiplies A in two planes of a byte, a = 256 * high + low, the others as int16: the sums are the same.
+// B is the cache's bytes, each 128 above its value; A is 16 bits, of which q fills the upper 8 only. AVX-512 multiplies
+// A in planes of a byte, a = 256 * high + low, of q the high one; the others as int16: the sums are the same.
 // A word of A is the eight bytes of four consecutive operands of a row.
 
 #if defined(HEADRACE_ISA_AVX512)
@@ -63,6 +63,7 @@ inline void store_sums(const ByteProductArgs& p, int row, int column, i32v sums)
   v_store(p.c + row * p.ldc + column, x);
 }
 
+// Products of R rows and some columns. `kLow`: whether A has a low plane.
 #if defined(HEADRACE_ISA_AVX512)
 inline void add_quads(__m512i* sum, __m512i bytes, __m512i row) {
 #ifdef HEADRACE_EMULATED_AVX512
@@ -78,7 +79,7 @@ inline __m512i broadcast_quad(const uint8_t* a) {
   return _mm512_set1_epi32(quad);
 }
 
-template <int R, int V>
+template <int R, int V, bool kLow>
 struct ByteSums {
   static constexpr int kColumns = V * kLanes;
   __m512i high[R][V], low[R][V];
@@ -97,11 +98,14 @@ struct ByteSums {
     for (int v = 0; v < V; ++v) bytes[v] = _mm512_loadu_si512(b + 64 * v);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const __m512i h = broadcast_quad(a + r * kRowStep), l = broadcast_quad(a + r * kRowStep + 4);
+      const __m512i h = broadcast_quad(a + r * kRowStep);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) add_quads(&high[r][v], bytes[v], h);
+      if constexpr (kLow) {
+        const __m512i l = broadcast_quad(a + r * kRowStep + 4);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) add_quads(&low[r][v], bytes[v], l);
+        for (int v = 0; v < V; ++v) add_quads(&low[r][v], bytes[v], l);
+      }
     }
   }
   void store(const ByteProductArgs& p, int column) const {
@@ -117,7 +121,7 @@ struct ByteSums {
 };
 #elif defined(HEADRACE_ISA_AVX2)
 // A register holds two sums each of four columns.
-template <int R, int V>
+template <int R, int V, bool kLow>
 struct ByteSums {
   static constexpr int kColumns = 16;
   __m256i sums[R][4];
@@ -156,7 +160,7 @@ struct ByteSums {
   }
 };
 #else
-template <int R, int V>
+template <int R, int V, bool kLow>
 struct ByteSums {
   static constexpr int kColumns = 16;
   int32_t sums[R][16];
@@ -184,9 +188,9 @@ struct ByteSums {
 };
 #endif
 
-template <int R, int V, int kRowStep, int kWordStep>
+template <int R, int V, bool kLow, int kRowStep, int kWordStep>
 inline void byte_columns(const ByteProductArgs& p, int column) {
-  ByteSums<R, V> sums;
+  ByteSums<R, V, kLow> sums;
   sums.clear();
   const uint8_t* a = p.a;
   const ByteRun* run = p.runs;
@@ -199,7 +203,7 @@ inline void byte_columns(const ByteProductArgs& p, int column) {
     }
     if (R <= kFewRows) {
 #pragma GCC unroll 4
-      for (int line = 0; line < ByteSums<R, V>::kColumns / 16; ++line) {
+      for (int line = 0; line < ByteSums<R, V, kLow>::kColumns / 16; ++line) {
         __builtin_prefetch(b + run->ahead + 64 * line, 0, 2);
       }
     }
@@ -209,26 +213,26 @@ inline void byte_columns(const ByteProductArgs& p, int column) {
 }
 
 // All columns of R rows, in the widest steps that the registers hold.
-template <int R, int kRowStep, int kWordStep>
+template <int R, bool kLow, int kRowStep, int kWordStep>
 __attribute__((noinline)) void byte_rows(const ByteProductArgs& p) {
   int column = 0;
 #if defined(HEADRACE_ISA_AVX512)
   constexpr int kWide = kByteSums / R < kByteVectors ? kByteSums / R : kByteVectors;
   if constexpr (kWide >= 4) {
-    for (; column + 64 <= p.columns; column += 64) byte_columns<R, 4, kRowStep, kWordStep>(p, column);
+    for (; column + 64 <= p.columns; column += 64) byte_columns<R, 4, kLow, kRowStep, kWordStep>(p, column);
   }
   if constexpr (kWide >= 2) {
-    for (; column + 32 <= p.columns; column += 32) byte_columns<R, 2, kRowStep, kWordStep>(p, column);
+    for (; column + 32 <= p.columns; column += 32) byte_columns<R, 2, kLow, kRowStep, kWordStep>(p, column);
   }
 #endif
-  for (; column < p.columns; column += 16) byte_columns<R, 1, kRowStep, kWordStep>(p, column);
+  for (; column < p.columns; column += 16) byte_columns<R, 1, kLow, kRowStep, kWordStep>(p, column);
 }
 
 // A of a score product is packed [quad][row] for its row tile; A of a value product takes the place of the scores.
 template <int R>
-void byte_scores(const ByteProductArgs& p) { byte_rows<R, kWordBytes, kWordBytes * R>(p); }
+void byte_scores(const ByteProductArgs& p) { byte_rows<R, false, kWordBytes, kWordBytes * R>(p); }
 template <int R>
-void byte_values(const ByteProductArgs& p) { byte_rows<R, kScoreStep * sizeof(float), kWordBytes>(p); }
+void byte_values(const ByteProductArgs& p) { byte_rows<R, true, kScoreStep * sizeof(float), kWordBytes>(p); }
 
 typedef void (*ByteProduct)(const ByteProductArgs& p);
 #if defined(HEADRACE_ISA_AVX512)

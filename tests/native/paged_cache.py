@@ -82,6 +82,14 @@ def read_values(cache: U8, s: Shape, slots: I32) -> F64:
     return (values.reshape(-1, s.kv_heads, s.head_dim)[slots] - 128.0) * scale
 
 
+def round_query(q: F64) -> F64:
+    """[..., head_dim] as q is rounded over int8 caches: turned, to 127 steps of the largest input, and turned back."""
+    turn = hadamard(q.shape[-1])
+    turned = q @ turn
+    step = np.abs(turned).max(-1, keepdims=True) / 127
+    return np.round(turned / step) * step @ turn / (q.shape[-1] & -q.shape[-1])
+
+
 def _int8_parts(cache: U8, s: Shape, slots: I32) -> tuple[U8, F64]:
     """The bytes [block, kv_head, ...] of all, and the scales [slot, kv_head, 1] of `slots`."""
     size = s.head_dim * s.block_size
@@ -163,10 +171,12 @@ class PagedCache:
         return out
 
     def exact(self) -> F64:
-        """The same in float64, one query at a time."""
+        """The same in float64, one query at a time. Over int8 caches q has 8 bits there too."""
         s = self.shape
         out = np.empty(self.q.shape, np.float64).reshape(-1, s.heads, s.head_dim)
         queries = self.q.astype(np.float64).reshape(out.shape)
+        if s.dtype == "int8":
+            queries = round_query(queries)
         for seq in range(len(s.seq_lens)):
             for token in range(self.cu_seqlens_q[seq], self.cu_seqlens_q[seq + 1]):
                 end = self.first_position(seq, token) + 1

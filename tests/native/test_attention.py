@@ -29,9 +29,9 @@ def same_bits(a: F32, b: F32) -> bool:
 
 
 def tolerance(kernels: Kernels, dtype: str = "bf16") -> float:
-    """Over int8 caches queries and weights have 16 bits; else bf16 on AVX-512, f32 elsewhere."""
+    """Over int8 caches weights have 16 bits, and a tie of q may go either way; else bf16 on AVX-512, f32 elsewhere."""
     if dtype == "int8":
-        return 3e-4
+        return 2e-3
     return 1.5e-2 if kernels.name.startswith("avx512") else 2e-6
 
 
