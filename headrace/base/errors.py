@@ -23,6 +23,10 @@ class ModelFileError(HeadraceError):
         self.problem = problem
 
 
+class ExportError(HeadraceError):
+    """A model cannot be written: the file exists, there is no room, or the format cannot express the model."""
+
+
 class ModelNotFoundError(HeadraceError):
     """MODEL is neither a path, a catalog name nor a reachable hub id. Names the nearest known one."""
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
 from headrace.base.errors import ModelFileError
 from headrace.text.gguf_vocab import GGUFVocab, TokenType
-from headrace.text.pretokenizers import PRETOKENIZERS
+from headrace.text.pretokenizers import PRETOKENIZERS, Pretokenizer
 
 # No byte-level text can contain it: NUL is not in the alphabet.
 _MISSING_BYTE = "\0missing byte\0"
@@ -62,14 +62,19 @@ def build_bpe(vocab: GGUFVocab, path: str) -> tokenizers.Tokenizer:
     except Exception as error:  # the library raises bare Exception; it checks that merges join and make known tokens
         raise ModelFileError(path, "tokenizer.ggml.merges", f"do not fit the vocabulary: {error}") from error
     tokenizer = tokenizers.Tokenizer(model)
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-    encode_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, encode_bytes])
+    tokenizer.pre_tokenizer = byte_pretokenizer(pre)
     control = vocab.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
     shown = vocab.ids_of(TokenType.USER_DEFINED)
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in shown])
     return tokenizer
+
+
+def byte_pretokenizer(pre: Pretokenizer) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text and writes the pieces in the alphabet of bytes."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    encode_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*cuts, encode_bytes])
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -78,6 +78,7 @@ class Pretokenizer:
     add_bos: bool = False
 
 
+# The first name of a family is the one that a written file gets.
 _FAMILIES: tuple[tuple[Pretokenizer, str], ...] = (
     (Pretokenizer(_DEFAULT), "default"),
     (
@@ -85,7 +86,7 @@ _FAMILIES: tuple[tuple[Pretokenizer, str], ...] = (
         "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais trillion "
         "granite-docling exaone4 jina-v1-en jina-v2-code roberta-bpe",
     ),
-    (Pretokenizer(_DIGITS_APART), "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
+    (Pretokenizer(_DIGITS_APART), "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
     (
         Pretokenizer((_LLAMA3,), whole_words=True, add_bos=True),
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
