@@ -17,19 +17,13 @@ from headrace.core.limits import LIMITS
 from headrace.core.request import SamplingParams
 from headrace.model.catalog import find
 from headrace.model.checkpoint import open_checkpoint
+from headrace.model.gguf_config import SAMPLING_KEYS
 from headrace.text.chat_template import ChatTemplate, template_from_option
 from headrace.text.tokenizer import Tokenizer
 
 _INLINE_CHARS = 256  # up to here tokenising is done in place
 # Stands for the end of a message that is to be continued; no template writes it by itself.
 _CONTINUE_MARK = "\ufdd0headrace-continue\ufdd1"
-_GGUF_SAMPLING = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
 _RESERVED = frozenset({"self", "messages", "add_generation_prompt"})
 
 
@@ -118,7 +112,7 @@ def declared_sampling(model: str, metadata: Mapping[str, Any]) -> dict[str, Any]
     declared = metadata.get("generation_config")
     if declared:
         return dict(declared)
-    found = {name: metadata[key] for key, name in _GGUF_SAMPLING.items() if key in metadata}
+    found = {name: metadata[key] for key, name in SAMPLING_KEYS.items() if key in metadata}
     if found:
         return found
     entry = find(model)

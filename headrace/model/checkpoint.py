@@ -156,6 +156,15 @@ def half_split_rows(data: "npt.NDArray[np.uint8]", heads: int) -> "npt.NDArray[n
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows, row_bytes)
 
 
+def interleaved_rows(data: "npt.NDArray[np.uint8]", heads: int) -> "npt.NDArray[np.uint8]":
+    """The inverse of half_split_rows: how llama.cpp's converter stores q and k of the architecture "llama"."""
+    import numpy as np
+
+    rows, row_bytes = data.shape
+    halves = data.reshape(heads, 2, rows // heads // 2, row_bytes)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, row_bytes)
+
+
 def open_checkpoint(path: Path) -> FileCheckpoint:
     """Open a GGUF file or a Hugging Face folder (config.json, safetensors).
 

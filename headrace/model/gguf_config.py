@@ -1,4 +1,4 @@
-"""ModelConfig from GGUF metadata.
+"""ModelConfig from GGUF metadata, and GGUF metadata from a ModelConfig.
 
 Some facts are not in the file and come from the family's definition: Gemma 3's window pattern (five windowed layers,
 then one that sees everything), its local rope base and, for the 27B model, its query scale. Llama-3-style rope scaling
@@ -19,6 +19,15 @@ T = TypeVar("T", int, float, str, bool)
 _GEMMA_PATTERN = 6
 _GEMMA_LOCAL_BASE = 10000.0
 _GEMMA_27B_LAYERS = 62
+
+# Sampling defaults: key of a GGUF file -> generation_config.json's name.
+SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 
 
 class _Fields:
@@ -204,3 +213,46 @@ def _end_ids(file: GGUFFile, vocab: int) -> tuple[int, ...]:
     """The ids that the metadata names as ending a turn. Control tokens known by their text are text's to find."""
     ids = (_token_id(file, role, vocab) for role in ("eos", "eot", "eom"))
     return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def metadata_of_config(config: ModelConfig) -> dict[str, Any]:
+    """What config_from_gguf reads, written: the architecture's keys, without the tokenizer's.
+
+    A reader derives some facts from the family alone, so a model that departs from its family reads back as another
+    one: the caller compares the graphs. Llama 3's scaling is a tensor (model.rope.rope_divisors), not metadata.
+    """
+    arch = "llama" if config.family == "mistral" else config.family
+    values: dict[str, Any] = {
+        "block_count": config.num_layers,
+        "context_length": config.max_position,
+        "vocab_size": config.vocab_size,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": config.rope_base,
+    }
+    if any(config.window_pattern):
+        values["attention.sliding_window"] = config.sliding_window
+        if arch == "gemma3":
+            values["rope.freq_base_swa"] = config.rope_base_local
+            period = (*config.window_pattern, False).index(False) + 1
+            if period != _GEMMA_PATTERN:
+                values["attention.sliding_window_pattern"] = period
+    if config.final_logit_softcap:
+        values["final_logit_softcapping"] = config.final_logit_softcap
+    scaling = config.rope_scaling
+    if scaling.kind in ("linear", "yarn"):
+        values |= {"rope.scaling.type": scaling.kind, "rope.scaling.factor": scaling.factor}
+    if scaling.kind == "yarn":
+        values |= {
+            "rope.scaling.original_context_length": scaling.original_max_position,
+            "rope.scaling.attn_factor": scaling.attention_factor / yarn_attention_factor(scaling.factor),
+            "rope.scaling.yarn_beta_fast": scaling.beta_fast,
+            "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+        }
+    return {"general.architecture": arch, "general.name": config.name} | {f"{arch}.{k}": v for k, v in values.items()}

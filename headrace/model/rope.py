@@ -42,6 +42,18 @@ def rope_scale(config: ModelConfig, *, local: bool = False) -> float:
     return config.rope_scaling.attention_factor
 
 
+def rope_divisors(config: ModelConfig) -> tuple[float, ...]:
+    """What a GGUF file stores per frequency of a model whose scaling has no metadata there; empty for any other.
+
+    These are Llama 3's scaling, and divisors that came from such a file.
+    """
+    if config.rope_scaling.kind != "llama3":
+        return config.rope_factors
+    scaled = np.asarray(inverse_frequencies(config), dtype=np.float32)
+    divisors: F32 = _unscaled(config.rope_base, config.head_dim) / scaled
+    return _as_tuple(divisors)
+
+
 def _unscaled(base: float, head_dim: int) -> F32:
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies: F32 = np.float32(1) / np.power(np.float32(base), exponent, dtype=np.float32)
