@@ -25,7 +25,8 @@ _COUNTS = {"": 1, "k": 1000, "m": 1_000_000, "ki": 1 << 10, "mi": 1 << 20}
 
 
 def option(default: Any, doc: str, **extra: Any) -> Any:
-    """A field with its doc line. `extra`: `choices`, `size` (takes 512M), `count` (takes 8k), `minimum`, `maximum`."""
+    """A field with its doc line. `extra`: `choices`, `size` (takes 512M), `count` (takes 8k), `minimum`, `maximum`,
+    `short` (a second flag of one letter)."""
     return field(default=default, metadata={"doc": doc, **extra})
 
 

@@ -121,9 +121,20 @@ class BackendLogits:
             yield self._backend.logits[:count]
 
 
+class ExecutorLogits:
+    """Float32 arithmetic on the weights of another checkpoint: what those weights alone cost."""
+
+    def __init__(self, executor: NumpyExecutor) -> None:
+        self._executor = executor
+
+    def chunks(self, ids: Sequence[int]) -> Iterator[F32]:
+        """As BackendLogits.chunks, in one piece."""
+        yield self._executor.logits(ids, range(len(ids) - 1))
+
+
 def compare(
     reference: NumpyExecutor,
-    candidate: BackendLogits,
+    candidate: BackendLogits | ExecutorLogits,
     texts: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:

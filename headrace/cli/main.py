@@ -13,6 +13,7 @@ COMMANDS = {
     "run": "chat with a model in the terminal",
     "bench": "put load on any OpenAI-compatible server and measure it",
     "quality": "measure what a model's arithmetic costs in KL divergence and perplexity",
+    "quantize": "write a model's weights in fewer bits, and show what that costs",
     "inspect": "show a model's graph, sizes, kernels and memory plan",
     "profile": "show where the time of a step goes, against what the machine can do",
     "models": "list the catalog and what is here",

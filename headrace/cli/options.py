@@ -23,7 +23,7 @@ from headrace.base.errors import ConfigError
 E = TypeVar("E")
 
 # The commands with options of their own.
-COMMAND_TABLES = ("run", "bench", "bench_kernels", "inspect", "profile", "quality")
+COMMAND_TABLES = ("run", "bench", "bench_kernels", "inspect", "profile", "quality", "quantize")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def _add(group: Any, spec: "dataclasses.Field[Any]", destination: str) -> None:
         return
     choices = spec.metadata.get("choices")
     metavar = "{" + ",".join(map(str, choices)) + "}" if choices else _kind(spec)
-    group.add_argument(flag(spec.name), dest=destination, metavar=metavar, help=text)
+    names = [flag(spec.name), *([spec.metadata["short"]] if "short" in spec.metadata else [])]
+    group.add_argument(*names, dest=destination, metavar=metavar, help=text)
 
 
 def _kind(spec: "dataclasses.Field[Any]") -> str:

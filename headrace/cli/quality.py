@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     from headrace.model.fetch import resolve_model
     from headrace.model.numpy_executor import NumpyExecutor
 
-    texts = _texts(own.text)
+    texts = read_texts(own.text)
     found: dict[str, Comparison] = {}
     with ProgressLine() as line:
         path = resolve_model(config.model, cache_dir(config.cache_dir), line.report)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if source.config.vocab_size != checkpoint.config.vocab_size:
                 raise QualityError(f"{exact} and {path} have different vocabularies: they cannot be compared")
-            encoded = _encode(path, checkpoint.format, checkpoint.metadata, texts, own.max_tokens)
+            encoded = encode_texts(path, checkpoint.format, checkpoint.metadata, texts, own.max_tokens)
             reference = NumpyExecutor(build_graph(source.config, source), source, "float32")
             candidate = BackendLogits(checkpoint, own.window, config.threads, config.isa, kv_dtype(config))
             for name, (prefix, ids) in encoded.items():
@@ -65,11 +65,11 @@ def main(arguments: Sequence[str]) -> int:
             checkpoint.close()
             source.close()
     whole = join(list(found.values()))
-    print("\n".join(_table({**found, "all": whole})))
+    print("\n".join(table({**found, "all": whole})))
     return 0 if whole.passes else 1
 
 
-def _texts(files: str) -> dict[str, str]:
+def read_texts(files: str) -> dict[str, str]:
     """Name -> text. Raises ConfigError for a file that cannot be read."""
     if files:
         paths = [Path(name.strip()).expanduser() for name in files.split(",")]
@@ -81,7 +81,7 @@ def _texts(files: str) -> dict[str, str]:
         raise ConfigError(f"--text: {error}") from error
 
 
-def _encode(
+def encode_texts(
     path: Path, kind: str, metadata: Mapping[str, object], texts: Mapping[str, str], most: int
 ) -> dict[str, tuple[list[int], list[int]]]:
     """Name -> (ids that begin every window, ids of the text)."""
@@ -96,9 +96,10 @@ def _encode(
     return encoded
 
 
-def _table(rows: "Mapping[str, Comparison]") -> Iterator[str]:
-    width = max(len(name) for name in rows)
-    yield f"{'text':<{width}} {'tokens':>8} {'ppl f32':>9} {'ppl':>9} {'change':>9} {'mean KL':>9} {'same top':>9}"
+def table(rows: "Mapping[str, Comparison]", what: str = "text") -> Iterator[str]:
+    """One line for each comparison, below a heading; `what` the names are."""
+    width = max(len(name) for name in (what, *rows))
+    yield f"{what:<{width}} {'tokens':>8} {'ppl f32':>9} {'ppl':>9} {'change':>9} {'mean KL':>9} {'same top':>9}"
     for name, row in rows.items():
         yield (
             f"{name:<{width}} {len(row.kl):>8,} {row.reference_perplexity:>9.3f} {row.perplexity:>9.3f}"
